@@ -1,0 +1,150 @@
+"""What a theory question is asked about: the problem's four sizes, the start, and the checks of ratios and times."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+from numpy.typing import ArrayLike
+
+from qkdyn.errors import check_count, reject
+from qkdyn.parameterization import Parameterization
+
+# Above this gap the background holds less than 1e-300 of the attention and exp(mu_qk) nears the end of float64.
+LARGEST_INITIAL_GAP = 300.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The sizes that Theorem 1 depends on.
+
+    Attributes:
+        m: class tokens in a context.
+        n: background tokens in a context.
+        b: tokens that a class owns.
+        M: classes, at least 2.
+
+    Raises:
+        InputError: a size is not an integer, or too small.
+    """
+
+    m: int
+    n: int
+    b: int
+    M: int
+
+    def __post_init__(self):
+        for name, least in (("m", 1), ("n", 1), ("b", 1), ("M", 2)):
+            object.__setattr__(self, name, check_count(name, getattr(self, name), minimum=least))
+
+    @property
+    def odds(self) -> float:
+        """Attention odds of the class tokens while every score is equal, m / n."""
+        return self.m / self.n
+
+    @property
+    def alpha0(self) -> float:
+        """The class tokens' share of uniform attention, m / (m + n)."""
+        return self.m / (self.m + self.n)
+
+    @property
+    def initial_loss(self) -> float:
+        """The loss where mu_ov = 0, ln M."""
+        return math.log(self.M)
+
+    def attention(self, mu_qk: ArrayLike) -> np.ndarray:
+        """Attention alpha = m e^mu_qk / (m e^mu_qk + n), of mu_qk's shape, without overflow."""
+        from scipy.special import expit
+
+        return np.asarray(expit(np.asarray(mu_qk, np.float64) + math.log(self.odds)))
+
+    def inattention(self, mu_qk: ArrayLike) -> np.ndarray:
+        """1 - alpha, of mu_qk's shape, to full relative precision where alpha is next to 1."""
+        from scipy.special import expit
+
+        return np.asarray(expit(-np.asarray(mu_qk, np.float64) - math.log(self.odds)))
+
+    def loss(self, margin: ArrayLike) -> np.ndarray:
+        """Cross entropy ln(1 + (M-1) e^-margin), of margin's shape, where margin = alpha mu_ov."""
+        return np.asarray(np.log1p((self.M - 1) * np.exp(-np.asarray(margin, np.float64))))
+
+    def margin(self, loss: ArrayLike) -> np.ndarray:
+        """The inverse of `loss`: A = ln((M-1)/(e^loss - 1)), of loss's shape."""
+        return np.asarray(np.log((self.M - 1) / np.expm1(np.asarray(loss, np.float64))))
+
+
+def check_array(name: str, value: Any, *, positive: bool = False) -> Float64[np.ndarray, "..."]:
+    """Return `value` as a non-empty float64 array of finite numbers, all > 0 where `positive`.
+
+    Raises:
+        InputError: names the first element that is not allowed.
+    """
+    allowed = f"{'positive' if positive else 'real'} and finite"
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        reject(name, value, "a number or a rectangular array of numbers")
+    if array.dtype.kind not in "iuf":
+        reject(name, value, f"{allowed}: a number or an array of numbers")
+    if array.size == 0:
+        reject(name, value, "not empty")
+    array = array.astype(np.float64)
+    bad = ~np.isfinite(array) | ((array <= 0) if positive else False)
+    if bad.any():
+        reject(name, float(array[bad][0]), allowed)
+    return array
+
+
+def check_ratio(r: Any) -> Float64[np.ndarray, "..."]:
+    """Return the learning-rate ratios r = eta_qk / eta_ov as float64, of any shape.
+
+    Raises:
+        InputError: `r` is empty, not numeric, or holds a value that is not finite and > 0.
+    """
+    return check_array("r", r, positive=True)
+
+
+def check_times(t: Any) -> Float64[np.ndarray, " t"]:
+    """Return times as float64.
+
+    Raises:
+        InputError: `t` is empty, not 1-D, not finite, negative, or not strictly increasing.
+    """
+    times = check_array("t", t)
+    if times.ndim != 1:
+        reject("t", t, "one-dimensional", "put a single time in a list")
+    if times[0] < 0:
+        reject("t", float(times[0]), ">= 0")
+    if (np.diff(times) <= 0).any():
+        at = int(np.argmax(np.diff(times) <= 0))
+        reject("t", (float(times[at]), float(times[at + 1])), "strictly increasing", "sort it and drop repeated times")
+    return times
+
+
+def check_initial(initial: Any, parameterization: Parameterization) -> tuple[float, float]:
+    """Return (mu_ov, mu_qk) at t = 0.
+
+    A factorized circuit is at rest at zero, because its velocity is Omega(W) applied to the gradient and Omega(0) = 0
+    (Lemmas 2 and 5), so there the start has no default.
+
+    Raises:
+        InputError: the start is missing, malformed, negative, or puts a factorized circuit on its saddle.
+    """
+    way_out = f"zero is a saddle of a factorized circuit ({parameterization}); pass e.g. initial=(0.1, 0.1)"
+    factorized = (parameterization.factorized_ov, parameterization.factorized_qk)
+    if initial is None:
+        if any(factorized):
+            reject("initial", initial, "given where a circuit is factorized", way_out)
+        return 0.0, 0.0
+    pair = check_array("initial", initial)
+    if pair.shape != (2,):
+        reject("initial", initial, "a pair (mu_ov, mu_qk)")
+    for name, value, is_factorized in zip(("mu_ov", "mu_qk"), pair.tolist(), factorized, strict=True):
+        if value < 0:
+            reject(f"initial {name}", value, ">= 0")
+        if is_factorized and value == 0:
+            reject(f"initial {name}", value, "> 0", way_out)
+    if pair[1] > LARGEST_INITIAL_GAP:
+        reject("initial mu_qk", float(pair[1]), f"<= {LARGEST_INITIAL_GAP:g}", "attention is saturated long before")
+    return float(pair[0]), float(pair[1])
