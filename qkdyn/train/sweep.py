@@ -1,0 +1,164 @@
+"""Sweeps: a grid over design, parameterization, ratio r and seed, trained by gradient descent -> an xarray Dataset."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from qkdyn.circuits import Params
+from qkdyn.errors import InputError, check_positive, reject
+from qkdyn.parameterization import Parameterization
+from qkdyn.tasks.orthogonal import DESIGNS, OrthogonalTask
+from qkdyn.train.engine import advance_runs, compile_block, start_runs
+from qkdyn.train.probe import ansatz_measures
+from qkdyn.train.state import Plan, Run, RunState, Status, check_reachable
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+AXES = ("design", "parameterization", "r", "seed")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The runs of a sweep: every combination of the four axes.
+
+    Attributes:
+        r: ratios eta_QK / eta_OV, > 0.
+        seeds: they choose the batches; run k of every parameterization and ratio sees the same ones.
+        parameterizations: of FAFO, CAFO, FACO, CACO.
+        designs: of balanced, sampled.
+    """
+
+    r: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0, 100.0)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    parameterizations: tuple[str, ...] = ("FAFO", "CAFO", "FACO", "CACO")
+    designs: tuple[str, ...] = DESIGNS
+
+    def __post_init__(self) -> None:
+        for name in ("r", "seeds", "parameterizations", "designs"):
+            values = getattr(self, name)
+            if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+                reject(name, values, "a list with at least one value", "an empty axis leaves no run")
+            if len(set(values)) < len(values):
+                reject(name, values, "distinct values")
+        for ratio in self.r:
+            check_positive("r", ratio, do="r = eta_QK / eta_OV; to freeze a circuit use its multiplier")
+        for seed in self.seeds:
+            if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
+                reject("seeds", seed, "integers in [0, 2^31)")
+        for design in self.designs:
+            if design not in DESIGNS:
+                reject("designs", design, "among " + ", ".join(DESIGNS))
+        parsed = tuple(str(Parameterization.parse(name)) for name in self.parameterizations)
+        object.__setattr__(self, "parameterizations", parsed)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Runs of one parameterization: designs x ratios x seeds."""
+        return len(self.designs), len(self.r), len(self.seeds)
+
+
+def run_sweep(
+    task: OrthogonalTask,
+    grid: Grid,
+    plan: Plan,
+    *,
+    eta_ov: Mapping[str, float],
+    initial: Mapping[str, Params],
+    base: Callable[[Any], optax.GradientTransformation] = optax.sgd,
+    on_chunk: Callable[[str, RunState], None] | None = None,
+) -> "xr.Dataset":
+    """Train every run of `grid` by gradient descent on all parameters.
+
+    One program is compiled for each parameterization, whatever the grid; a run that diverges is frozen and marked.
+
+    Args:
+        task: the orthogonal task.
+        grid: the runs.
+        plan: what is recorded, and when a run ends.
+        eta_ov: learning rate of the output-value circuit, by parameterization; eta_QK is r times it.
+        initial: parameters at step 0, by parameterization, the same for every run.
+        base: the optimizer as a function of its rate.
+        on_chunk: called after each chunk with the parameterization and the states of its runs.
+
+    Returns:
+        Measures against the recorded steps, (design, parameterization, r, seed, record), NaN after a run's end; the same
+        measures at matched losses as matched_*, (..., level), NaN where a level was not reached; status, last_step and
+        diverged_step of each run; t = step * eta_OV, in units of 1/eta_OV at rate one.
+
+    Raises:
+        InputError: a parameterization without rate or start. RangeError: a level above the loss at the start.
+    """
+    measure = _measure_of(task)
+    for form in grid.parameterizations:
+        for name, given in (("eta_ov", eta_ov), ("initial", initial)):
+            if form not in given:
+                raise InputError(f"{name} must have an entry for {form}, got entries for {', '.join(given) or 'nothing'}")
+        check_positive(f"eta_ov[{form}]", eta_ov[form])
+        check_reachable(plan, float(measure(initial[form])["loss"]), form)
+    block = compile_block(base, measure, task.batch_of, plan)
+    finished = {}
+    for form in grid.parameterizations:
+        runs = _runs(grid, eta_ov[form])
+        count = math.prod(grid.shape)
+        params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), initial[form])  # noqa: B023
+        states = start_runs(params, runs, base, measure, plan)
+        for states in advance_runs(block, states, runs, plan):
+            if on_chunk:
+                on_chunk(form, states)
+        finished[form] = states
+    return _dataset(finished, grid, plan, eta_ov)
+
+
+def _measure_of(task: OrthogonalTask) -> Callable[[Params], dict[str, jax.Array]]:
+    batch = jax.tree.map(np.asarray, task.evaluation())
+    directions = task.directions()
+    return lambda params: ansatz_measures(params, directions=directions, batch=batch, m=task.m)
+
+
+def _runs(grid: Grid, eta_ov: float) -> Run:
+    """All runs of one parameterization, flat, in the order design, r, seed."""
+    sampled = np.array([design == "sampled" for design in grid.designs])
+    axes = np.meshgrid(sampled, np.asarray(grid.r, np.float32), np.asarray(grid.seeds, np.int32), indexing="ij")
+    flat = [axis.ravel() for axis in axes]
+    return Run(sampled=flat[0], r=flat[1], seed=flat[2], eta_ov=np.full(flat[0].size, eta_ov, np.float32))
+
+
+def _dataset(finished: Mapping[str, RunState], grid: Grid, plan: Plan, eta_ov: Mapping[str, float]) -> "xr.Dataset":
+    import xarray as xr
+
+    def stack(leaf: Callable[[RunState], np.ndarray]) -> np.ndarray:
+        arrays = [leaf(states).reshape(*grid.shape, *leaf(states).shape[1:]) for states in finished.values()]
+        return np.stack(arrays, axis=1)
+
+    names = list(next(iter(finished.values())).records)
+    steps = plan.record_steps
+    rates = np.array([float(eta_ov[form]) for form in grid.parameterizations])
+    variables: dict[str, Any] = {
+        name: ((*AXES, "record"), stack(lambda s, name=name: s.records[name])) for name in names
+    }
+    matched = {name: stack(lambda s, name=name: s.matched[name]) for name in [*names, "step"]}
+    variables |= {f"matched_{name}": ((*AXES, "level"), matched[name]) for name in names if name != "loss"}
+    variables["matched_t"] = (*AXES, "level"), matched["step"] * rates[:, None, None, None]
+    variables["status"] = AXES, stack(lambda s: s.status).astype(np.int8)
+    variables["last_step"] = AXES, stack(lambda s: s.step)
+    variables["diverged_step"] = AXES, stack(lambda s: s.diverged_step)
+    variables["t"] = ("parameterization", "record"), rates[:, None] * steps
+    coords = {
+        "design": list(grid.designs),
+        "parameterization": list(grid.parameterizations),
+        "r": np.asarray(grid.r, np.float64),
+        "seed": np.asarray(grid.seeds, np.int64),
+        "step": ("record", steps),
+        "level": np.asarray(plan.losses, np.float64),
+    }
+    ds = xr.Dataset(variables, coords=coords)
+    ds["status"].attrs = {"flag_values": [int(s) for s in Status], "flag_meanings": " ".join(s.name for s in Status)}
+    ds["t"].attrs = {"long_name": "time, step * eta_OV", "units": "1/eta_OV at unit rate"}
+    return ds
