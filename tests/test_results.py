@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray as xr
-from sweep_data import make_sweep
 
 from qkdyn import results
 from qkdyn.errors import InputError, OutputError
 from qkdyn.results import files, provenance
 from qkdyn.results.datasets import check_sweep
+from sweep_data import make_sweep
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,35 @@
+"""Figures of a sweep over learning-rate ratios, drawn from its dataset alone."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qkdyn.figures import canvas
+from qkdyn.figures.headline import draw_headline
+from qkdyn.figures.matched import draw_matched
+from qkdyn.figures.trajectories import draw_trajectories
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["draw_headline", "draw_matched", "draw_sweep", "draw_trajectories"]
+
+
+def draw_sweep(ds: "xarray.Dataset", folder: str | Path) -> list[Path]:
+    """Draw a sweep: `trajectories_<design>.png` for each design, `matched.png` and `headline.png` in `folder`.
+
+    The pictures depend on `ds` alone: the same dataset gives the same bytes.
+
+    Args:
+        ds: a sweep, with the theory beside it where it is known.
+        folder: an existing folder (see `qkdyn.results.prepare_folder`).
+
+    Returns:
+        The files, in the order named above.
+
+    Raises:
+        InputError: `ds` is not a sweep or holds no run; nothing was drawn.
+        OutputError: a file cannot be written.
+    """
+    figures = {f"trajectories_{design}.png": draw_trajectories(ds, str(design)) for design in ds["design"].to_numpy()}
+    figures |= {"matched.png": draw_matched(ds), "headline.png": draw_headline(ds)}
+    return [canvas.save(figure, Path(folder) / name) for name, figure in figures.items()]
