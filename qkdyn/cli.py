@@ -11,6 +11,7 @@ from qkdyn import __version__
 from qkdyn.errors import QkdynError
 from qkdyn.parameterization import Parameterization
 from qkdyn.theory import Setting, at_attention, at_loss, at_time, lemma3_bounds, ratio_for
+from qkdyn.theory.setting import check_array
 
 START_HELP = "(mu_ov, mu_qk) at t = 0; default 0.1 for a factorized circuit and 0 for a collapsed one"
 # Lemma 3 is an equality in the limit t -> 0, where rounding would decide.
@@ -62,6 +63,8 @@ def predict(options: argparse.Namespace) -> str:
     every = options.parameterization.lower() == "all"
     chosen = list(Parameterization) if every else [Parameterization.parse(options.parameterization)]
     setting, rows, starts = _setting(options), [], []
+    for name in given:
+        check_array(f"--{name}", getattr(options, name), positive=True)
     first, second = np.meshgrid(getattr(options, given[0]), getattr(options, given[1]), indexing="ij")
     pair = dict(zip(given, (first.ravel(), second.ravel()), strict=True))
     for which in chosen:
@@ -94,6 +97,7 @@ def _caption(options: argparse.Namespace) -> str:
 def bounds(options: argparse.Namespace) -> str:
     """Lemma 3 against the exact solution: a table with two rows, mu_ov and mu_qk, per ratio and time."""
     setting = _setting(options)
+    check_array("--ratio", options.ratio, positive=True)
     limits = lemma3_bounds(setting, options.ratio, options.t, eta_ov=options.eta_ov, delta=options.delta)
     state = at_time(setting, np.array(options.ratio)[:, None], options.t, eta_ov=options.eta_ov)
     rows = []

@@ -4,11 +4,10 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from numpy.typing import ArrayLike
 
 from qkdyn.errors import check_positive, reject
 from qkdyn.theory.closed_form import at_time
-from qkdyn.theory.setting import Setting, check_array, check_ratio, check_times
+from qkdyn.theory.setting import Reals, Setting, check_array, check_ratio, check_times
 
 
 class Bounds(NamedTuple):
@@ -22,11 +21,11 @@ class Bounds(NamedTuple):
 
 def lemma3_bounds(
     setting: Setting,
-    r: ArrayLike,
-    t: ArrayLike,
+    r: Reals,
+    t: Reals,
     *,
     eta_ov: float | int = 1.0,
-    delta: ArrayLike | None = None,
+    delta: Reals | None = None,
 ) -> Bounds:
     """Evaluate Lemma 3 (CACO from zero).
 

@@ -11,10 +11,10 @@ import math
 from functools import cache
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from qkdyn.theory.curve import Curve
 from qkdyn.theory.roots import bracketed_newton
+from qkdyn.theory.setting import Reals
 
 ORDER = 24
 PANEL = 0.5  # of mu_qk, and of ln mu_qk where that circuit is factorized
@@ -27,7 +27,7 @@ def _rule() -> tuple[np.ndarray, np.ndarray]:
     return (1 + nodes) / 2, weights / 2
 
 
-def slowness(curve: Curve, r: ArrayLike, mu: np.ndarray, eta_ov: float = 1.0) -> np.ndarray:
+def slowness(curve: Curve, r: Reals, mu: np.ndarray, eta_ov: float = 1.0) -> np.ndarray:
     """1 / (d mu_ov/dt) on the curve, of mu's shape; infinite where e^(alpha mu_ov) exceeds float64."""
     alpha = curve.setting.attention(curve.mu_qk(r, mu))
     with np.errstate(over="ignore"):

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from numpy.typing import ArrayLike
 
 from qkdyn.errors import RangeError, check_positive, reject
 from qkdyn.theory.clock import Clock, clock_for_times
 from qkdyn.theory.curve import Curve
 from qkdyn.theory.roots import bracketed_newton
-from qkdyn.theory.setting import Setting, check_array, check_ratio
+from qkdyn.theory.setting import Numeric, Reals, Setting, check_array, check_ratio
 
 
 class MatchedState(NamedTuple):
@@ -40,7 +39,8 @@ def mu_at_margin(curve: Curve, r: np.ndarray, margin: np.ndarray) -> np.ndarray:
     The root of ln alpha + ln mu_ov - ln A, whose slope in ln mu_ov is at least 1, in the bracket
     max(A, mu0) <= mu_ov <= A / alpha at the start.
     """
-    r, margin = np.broadcast_arrays(r, margin)
+    shape = np.broadcast_shapes(r.shape, margin.shape)
+    r, margin = (np.broadcast_to(part, shape).ravel() for part in (r, margin))
     low, high = np.log(np.maximum(margin, curve.mu0)), np.log(margin / curve.alpha0)
     target = np.log(margin)
 
@@ -51,7 +51,7 @@ def mu_at_margin(curve: Curve, r: np.ndarray, margin: np.ndarray) -> np.ndarray:
         return excess, excess / (1 + curve.setting.inattention(q) * mu * curve.slope(r, mu, q))
 
     x = bracketed_newton(evaluate, low, high, high, lambda step, _: step <= 1e-10)
-    return np.maximum(np.exp(x), curve.mu0)
+    return np.maximum(np.exp(x), curve.mu0).reshape(shape)
 
 
 def _per_ratio(r: np.ndarray, values: np.ndarray, compute: Callable[[float, np.ndarray], np.ndarray]) -> np.ndarray:
@@ -65,7 +65,7 @@ def _per_ratio(r: np.ndarray, values: np.ndarray, compute: Callable[[float, np.n
     return out.reshape(r.shape)
 
 
-def _state(curve: Curve, r: np.ndarray, mu: np.ndarray, eta_ov: float, t: np.ndarray | None = None) -> MatchedState:
+def _state(curve: Curve, r: np.ndarray, mu: Numeric, eta_ov: float, t: np.ndarray | None = None) -> MatchedState:
     """The full state at mu_ov = mu; the time is computed unless given."""
     r, mu = np.broadcast_arrays(r, mu)
     if t is None:
@@ -74,7 +74,7 @@ def _state(curve: Curve, r: np.ndarray, mu: np.ndarray, eta_ov: float, t: np.nda
     return MatchedState(np.array(mu), q, curve.setting.attention(q), np.array(np.broadcast_to(t, r.shape)))
 
 
-def check_loss(curve: Curve, loss: ArrayLike) -> Float64[np.ndarray, "..."]:
+def check_loss(curve: Curve, loss: Reals) -> Float64[np.ndarray, "..."]:
     """Return losses that a trajectory from this start passes, or raise RangeError with the range."""
     losses = check_array("loss", loss)
     start = float(curve.setting.loss(curve.alpha0 * curve.mu0))
@@ -85,7 +85,7 @@ def check_loss(curve: Curve, loss: ArrayLike) -> Float64[np.ndarray, "..."]:
     return losses
 
 
-def check_attention(curve: Curve, alpha: ArrayLike, most: np.ndarray | float = 1.0) -> Float64[np.ndarray, "..."]:
+def check_attention(curve: Curve, alpha: Reals, most: Numeric | float = 1.0) -> Float64[np.ndarray, "..."]:
     """Return attentions above the start and below `most`, or raise RangeError with the range."""
     alphas = check_array("alpha", alpha)
     bad = (alphas <= curve.alpha0) | (alphas >= most)
@@ -98,12 +98,12 @@ def check_attention(curve: Curve, alpha: ArrayLike, most: np.ndarray | float = 1
 
 def at_loss(
     setting: Setting,
-    r: ArrayLike,
-    loss: ArrayLike,
+    r: Reals,
+    loss: Reals,
     *,
     eta_ov: float | int = 1.0,
     parameterization: str = "CACO",
-    initial: ArrayLike | None = None,
+    initial: Reals | None = None,
 ) -> MatchedState:
     """The state of Theorem 1's dynamics when the loss reaches a given value.
 
@@ -129,12 +129,12 @@ def at_loss(
 
 def at_time(
     setting: Setting,
-    r: ArrayLike,
-    t: ArrayLike,
+    r: Reals,
+    t: Reals,
     *,
     eta_ov: float | int = 1.0,
     parameterization: str = "CACO",
-    initial: ArrayLike | None = None,
+    initial: Reals | None = None,
 ) -> MatchedState:
     """The solution of Theorem 1's equations at given times, by inverting the clock of the curve.
 
@@ -168,12 +168,12 @@ def at_time(
 
 def at_attention(
     setting: Setting,
-    r: ArrayLike,
-    alpha: ArrayLike,
+    r: Reals,
+    alpha: Reals,
     *,
     eta_ov: float | int = 1.0,
     parameterization: str = "CACO",
-    initial: ArrayLike | None = None,
+    initial: Reals | None = None,
 ) -> MatchedState:
     """The state when attention on the class tokens reaches `alpha`; its loss is `setting.loss(alpha * mu_ov)`.
 
@@ -190,11 +190,11 @@ def at_attention(
 
 def ratio_for(
     setting: Setting,
-    alpha: ArrayLike,
-    loss: ArrayLike,
+    alpha: Reals,
+    loss: Reals,
     *,
     parameterization: str = "CACO",
-    initial: ArrayLike | None = None,
+    initial: Reals | None = None,
 ) -> Float64[np.ndarray, "..."]:
     """The learning-rate ratio that gives attention `alpha` at loss `loss`.
 
@@ -223,6 +223,6 @@ def ratio_for(
     return np.asarray(curve.ratio(margin / alphas, _gap(curve, alphas)))
 
 
-def _gap(curve: Curve, alpha: np.ndarray) -> np.ndarray:
+def _gap(curve: Curve, alpha: np.ndarray) -> Numeric:
     """mu_qk at attention alpha; rounding must not put it before the start."""
     return np.maximum(np.log(alpha / (1 - alpha)) - np.log(curve.setting.odds), curve.q0)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy.special import expi
 
 from qkdyn.errors import RangeError, reject
 from qkdyn.parameterization import Parameterization
-from qkdyn.theory.setting import Setting, check_array, check_initial, check_ratio
+from qkdyn.theory.setting import Numeric, Reals, Setting, check_array, check_initial, check_ratio
 
 # Newton's method below starts above the root of an increasing convex function, so it comes down and takes about 5
 # rounds. It converges quadratically: once a step is below SETTLED, what is left is below rounding.
@@ -39,12 +38,12 @@ class Curve:
     q0: float
 
     @classmethod
-    def start(cls, setting: Setting, parameterization: "str | Parameterization", initial: ArrayLike | None) -> "Curve":
+    def start(cls, setting: Setting, parameterization: "str | Parameterization", initial: Reals | None) -> "Curve":
         """Check `parameterization` and `initial` and build the curve."""
         which = Parameterization.parse(parameterization)
         return cls(setting, which, *check_initial(initial, which))
 
-    def coupling(self, r: ArrayLike) -> np.ndarray:
+    def coupling(self, r: Reals) -> Numeric:
         """K = r (M-1) / (M b)."""
         return np.asarray(r) * ((self.setting.M - 1) / (self.setting.M * self.setting.b))
 
@@ -65,25 +64,25 @@ class Curve:
         """Attention at the start."""
         return float(self.setting.attention(self.q0))
 
-    def rise(self, r: ArrayLike, mu: np.ndarray) -> np.ndarray:
+    def rise(self, r: Reals, mu: Numeric) -> Numeric:
         """The right side of the first integral, zero at the start."""
         gain = mu - self.mu0
         gain = gain if self.parameterization.factorized_ov else gain * (mu + self.mu0)
-        return self.coefficient * self.coupling(r) * gain
+        return np.multiply(self.coefficient * self.coupling(r), gain)
 
-    def potential(self, q: ArrayLike) -> np.ndarray:
+    def potential(self, q: Reals) -> Numeric:
         """G(q) - G(q0), without cancellation near q0 where the QK circuit is collapsed."""
         q = np.asarray(q, np.float64)
         if self.parameterization.factorized_qk:
             return np.log(q / self.q0) + self.setting.odds * (expi(q) - expi(self.q0))
         return (q - self.q0) + self.odds0 * np.expm1(q - self.q0)
 
-    def mu_qk(self, r: ArrayLike, mu: ArrayLike) -> np.ndarray:
+    def mu_qk(self, r: Reals, mu: Reals) -> Numeric:
         """mu_qk on the curve at mu_ov = mu >= mu0, to a few units in the last place."""
         rise = self.rise(r, np.asarray(mu, np.float64))
         return self._factorized_root(rise) if self.parameterization.factorized_qk else self._collapsed_root(rise)
 
-    def _collapsed_root(self, rise: np.ndarray) -> np.ndarray:
+    def _collapsed_root(self, rise: Numeric) -> Numeric:
         """Solve w + odds0 (e^w - 1) = rise for w = q - q0.
 
         The root is c - omega(c + ln odds0) with Wright's omega and c = rise + odds0, but that difference of large
@@ -98,7 +97,7 @@ class Curve:
                 break
         return self.q0 + w
 
-    def _factorized_root(self, rise: np.ndarray) -> np.ndarray:
+    def _factorized_root(self, rise: Numeric) -> Numeric:
         """Solve u + (m/n) (Ei(q0 e^u) - Ei(q0)) = rise for u = ln(q / q0): convex and increasing in u."""
         a, q0 = self.setting.odds, self.q0
         # From a (e^q - e^q0) / q <= a (Ei(q) - Ei(q0)) <= rise: an upper bound of q on the right gives one on the left.
@@ -116,16 +115,16 @@ class Curve:
                 break
         return q0 * np.exp(u)
 
-    def mu_ov(self, r: ArrayLike, q: ArrayLike) -> np.ndarray:
+    def mu_ov(self, r: Reals, q: Reals) -> Numeric:
         """mu_ov on the curve at mu_qk = q >= q0."""
         gain = self.potential(q) / (self.coefficient * self.coupling(r))
-        return self.mu0 + gain if self.parameterization.factorized_ov else np.sqrt(self.mu0**2 + gain)
+        return np.add(self.mu0, gain) if self.parameterization.factorized_ov else np.sqrt(self.mu0**2 + gain)
 
-    def ratio(self, mu: np.ndarray, q: np.ndarray) -> np.ndarray:
+    def ratio(self, mu: Numeric, q: Numeric) -> Numeric:
         """The ratio r whose curve passes through (mu, q)."""
-        return self.potential(q) / self.rise(1.0, mu)
+        return np.divide(self.potential(q), self.rise(1.0, mu))
 
-    def slope(self, r: ArrayLike, mu: np.ndarray, q: np.ndarray) -> np.ndarray:
+    def slope(self, r: Reals, mu: Numeric, q: Numeric) -> Numeric:
         """The derivative d mu_qk / d mu_ov at a point of the curve."""
         slope = self.coupling(r) * self.setting.inattention(q) * mu
         if self.parameterization.factorized_qk:
@@ -135,11 +134,11 @@ class Curve:
 
 def mu_qk_of(
     setting: Setting,
-    r: ArrayLike,
-    mu_ov: ArrayLike,
+    r: Reals,
+    mu_ov: Reals,
     *,
     parameterization: str = "CACO",
-    initial: ArrayLike | None = None,
+    initial: Reals | None = None,
 ) -> np.ndarray:
     """mu_qk at a given mu_ov, from the first integral of Theorem 1's equations; no time is involved.
 

@@ -5,11 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from numpy.typing import ArrayLike
 
 from qkdyn.errors import QkdynError, check_positive
 from qkdyn.parameterization import Parameterization
-from qkdyn.theory.setting import Setting, check_initial, check_ratio, check_times
+from qkdyn.theory.setting import Reals, Setting, check_initial, check_ratio, check_times
 
 
 class Trajectory(NamedTuple):
@@ -32,12 +31,12 @@ class Trajectory(NamedTuple):
 
 def integrate(
     setting: Setting,
-    r: ArrayLike,
-    t: ArrayLike,
+    r: Reals,
+    t: Reals,
     *,
     eta_ov: float | int = 1.0,
     parameterization: str = "CACO",
-    initial: ArrayLike | None = None,
+    initial: Reals | None = None,
 ) -> Trajectory:
     """Integrate the gradient flow of Theorem 1, reduced to two scalars, in float64.
 

@@ -1,6 +1,7 @@
 """What a theory question is asked about: the problem's four sizes, the start, and the checks of ratios and times."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,14 @@ from numpy.typing import ArrayLike
 
 from qkdyn.errors import check_count, reject
 from qkdyn.parameterization import Parameterization
+
+# What callers may pass for numbers of any shape; what else it lets through is refused by value, below. (ArrayLike names
+# complex scalars and leaves it to static checkers to promote float and int.)
+Reals = float | int | Sequence | ArrayLike
+# numpy's arithmetic turns arrays of no dimension into scalars.
+Numeric = np.ndarray | np.float64
+# Any: a size of the wrong type is refused by __post_init__, in words, and not by whoever checks types at run time.
+Size = int | Any
 
 # Above this gap the background holds less than 1e-300 of the attention and exp(mu_qk) nears the end of float64.
 LARGEST_INITIAL_GAP = 300.0
@@ -29,10 +38,10 @@ class Setting:
         InputError: a size is not an integer, or too small.
     """
 
-    m: int
-    n: int
-    b: int
-    M: int
+    m: Size
+    n: Size
+    b: Size
+    M: Size
 
     def __post_init__(self):
         for name, least in (("m", 1), ("n", 1), ("b", 1), ("M", 2)):
@@ -53,23 +62,23 @@ class Setting:
         """The loss where mu_ov = 0, ln M."""
         return math.log(self.M)
 
-    def attention(self, mu_qk: ArrayLike) -> np.ndarray:
+    def attention(self, mu_qk: Reals) -> np.ndarray:
         """Attention alpha = m e^mu_qk / (m e^mu_qk + n), of mu_qk's shape, without overflow."""
         from scipy.special import expit
 
         return np.asarray(expit(np.asarray(mu_qk, np.float64) + math.log(self.odds)))
 
-    def inattention(self, mu_qk: ArrayLike) -> np.ndarray:
+    def inattention(self, mu_qk: Reals) -> np.ndarray:
         """1 - alpha, of mu_qk's shape, to full relative precision where alpha is next to 1."""
         from scipy.special import expit
 
         return np.asarray(expit(-np.asarray(mu_qk, np.float64) - math.log(self.odds)))
 
-    def loss(self, margin: ArrayLike) -> np.ndarray:
+    def loss(self, margin: Reals) -> np.ndarray:
         """Cross entropy ln(1 + (M-1) e^-margin), of margin's shape, where margin = alpha mu_ov."""
         return np.asarray(np.log1p((self.M - 1) * np.exp(-np.asarray(margin, np.float64))))
 
-    def margin(self, loss: ArrayLike) -> np.ndarray:
+    def margin(self, loss: Reals) -> np.ndarray:
         """The inverse of `loss`: A = ln((M-1)/(e^loss - 1)), of loss's shape."""
         return np.asarray(np.log((self.M - 1) / np.expm1(np.asarray(loss, np.float64))))
 

@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from numpy.typing import ArrayLike
 
 from qkdyn.errors import QkdynError, check_positive
 from qkdyn.theory.closed_form import check_loss, mu_at_margin
 from qkdyn.theory.curve import Curve
-from qkdyn.theory.setting import Setting, check_array, check_ratio
+from qkdyn.theory.setting import Reals, Setting, check_array, check_ratio
 
 
 class Amplification(NamedTuple):
@@ -27,11 +26,11 @@ class Amplification(NamedTuple):
 
 def class_competition(
     setting: Setting,
-    r: ArrayLike,
-    loss: ArrayLike,
+    r: Reals,
+    loss: Reals,
     *,
     parameterization: str = "CACO",
-    initial: ArrayLike | None = None,
+    initial: Reals | None = None,
 ) -> Amplification:
     """Growth of a small difference between two tokens of one class, from the start until the loss is reached.
 
@@ -94,7 +93,7 @@ def _grow(curve: Curve, r: float, end: float) -> tuple[float, float]:
 
 
 def background_rate(
-    setting: Setting, r: ArrayLike, *, kappa: ArrayLike, eta_ov: float | int = 1.0
+    setting: Setting, r: Reals, *, kappa: Reals, eta_ov: float | int = 1.0
 ) -> Float64[np.ndarray, "..."]:
     """Growth rate at initialization of the instability through background directions (both circuits collapsed, zero).
 

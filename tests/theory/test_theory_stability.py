@@ -1,0 +1,151 @@
+"""The two instabilities, against gradient flow on full matrices that carry the perturbation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+from qkdyn.errors import InputError, RangeError
+from qkdyn.theory import Setting, at_loss, background_rate, class_competition
+
+PAPER = Setting(5, 50, 50, 5)
+SMALL = Setting(2, 3, 2, 3)
+STARTS = {"CACO": (0, 0), "CAFO": (0.05, 0), "FACO": (0, 0.05), "FAFO": (0.05, 0.05)}
+
+
+class Matrices:
+    """Gradient flow on W_QK and W_OV (or their factors) for M classes whose b = m tokens are all in the context.
+
+    Queries are class means outside the context; the n background tokens have score and value zero, which stays so
+    where the background is symmetric. Tokens are unit vectors. The classes' first two tokens differ by 2 delta.
+    """
+
+    def __init__(self, setting, r, which):
+        self.setting, self.r, self.which = setting, r, which
+        self.b, self.classes = setting.b, setting.M
+        self.tokens = np.eye(self.b * self.classes).reshape(self.classes, self.b, -1)
+        self.centred = np.eye(self.classes) - 1 / self.classes
+        self.sums = self.tokens.sum(1)
+        self.odd = self.tokens[:, 0] - self.tokens[:, 1]
+
+    def start(self, initial, seed):
+        ov = self.centred @ (initial[0] * self.sums + seed * self.odd)
+        qk = initial[1] * self.sums.T @ self.sums
+        parts = []
+        if self.which.startswith("FA"):
+            values, vectors = np.linalg.eigh(qk)
+            factor = (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+            parts += [factor, factor.T]
+        else:
+            parts += [qk]
+        if self.which.endswith("FO"):
+            left, values, right = np.linalg.svd(ov, full_matrices=False)
+            parts += [left * np.sqrt(values), np.sqrt(values)[:, None] * right]
+        else:
+            parts += [ov]
+        self.shapes = [part.shape for part in parts]
+        return np.concatenate([part.ravel() for part in parts])
+
+    def circuits(self, flat):
+        ends = np.cumsum([0] + [math.prod(shape) for shape in self.shapes])
+        parts = [flat[a:z].reshape(shape) for a, z, shape in zip(ends, ends[1:], self.shapes, strict=False)]
+        qk, ov = parts[: -2 if self.which.endswith("FO") else -1], parts[-2 if self.which.endswith("FO") else -1 :]
+        return qk, ov
+
+    def flow(self, _, flat):
+        qk, ov = self.circuits(flat)
+        w_qk, w_ov = (part[0] @ part[1] if len(part) == 2 else part[0] for part in (qk, ov))
+        down_qk, down_ov = np.zeros_like(w_qk), np.zeros_like(w_ov)
+        for label in range(self.classes):
+            x, query = self.tokens[label], self.sums[label] / self.b
+            weight = np.exp(x @ w_qk @ query)
+            weight = weight / (weight.sum() + self.setting.n)
+            logits = w_ov @ (weight @ x)
+            residual = np.eye(self.classes)[label] - np.exp(logits) / np.exp(logits).sum()
+            pull = x @ (w_ov.T @ residual)
+            down_ov += np.outer(residual, weight @ x) / self.classes
+            down_qk += np.outer((weight * (pull - weight @ pull)) @ x, query) / self.classes
+        moves = []
+        for part, down, rate in ((qk, down_qk, self.r), (ov, down_ov, 1.0)):
+            moves += [rate * down @ part[1].T, rate * part[0].T @ down] if len(part) == 2 else [rate * down]
+        return np.concatenate([move.ravel() for move in moves])
+
+    def read(self, flat):
+        """(mu_ov, mu_qk, delta, epsilon) of the first class."""
+        qk, ov = self.circuits(flat)
+        w_qk, w_ov = (part[0] @ part[1] if len(part) == 2 else part[0] for part in (qk, ov))
+        row, column = self.centred[0] @ w_ov / self.centred[0, 0], w_qk @ self.sums[0] / self.b
+        return [
+            row @ self.sums[0] / self.b,
+            column @ self.sums[0] / self.b,
+            row @ self.odd[0] / 2,
+            column @ self.odd[0] / 2,
+        ]
+
+
+@pytest.mark.parametrize("which", STARTS)
+@pytest.mark.parametrize("r", [0.5, 5.0])
+def test_matrices_amplify_as_predicted(which, r):
+    options = {"parameterization": which, "initial": STARTS[which]}
+    state = at_loss(SMALL, r, 0.1, **options)
+    system, seed = Matrices(SMALL, r, which), 1e-7
+    start = system.start(STARTS[which], seed)
+    end = solve_ivp(system.flow, (0, float(state.t)), start, method="DOP853", rtol=1e-11, atol=1e-15).y[:, -1]
+    mu_ov, mu_qk, delta, epsilon = system.read(end)
+    # The scalars of all four parameterizations, from matrices that know nothing of them.
+    assert mu_ov == pytest.approx(float(state.mu_ov), rel=1e-6)
+    assert mu_qk == pytest.approx(float(state.mu_qk), rel=1e-6)
+    predicted = class_competition(SMALL, r, 0.1, **options)
+    assert math.log(delta / seed) == pytest.approx(float(predicted.log_delta), abs=1e-5)
+    assert math.log(epsilon / seed) == pytest.approx(float(predicted.log_epsilon), abs=1e-5)
+
+
+def test_equations_of_both_collapsed():
+    """The unscaled pair: d delta/d mu = epsilon, d epsilon/d mu = K [(1-alpha) mu epsilon + delta]."""
+    coupling = 10.0 * 4 / 250
+
+    def slopes(mu, y):
+        q, delta, epsilon = y
+        rest = 10 / (math.exp(q) + 10)
+        return [coupling * rest * mu, epsilon, coupling * (rest * mu * epsilon + delta)]
+
+    end = float(at_loss(PAPER, 10.0, 0.01).mu_ov)
+    expected = solve_ivp(slopes, (0, end), [0, 1, 0], method="DOP853", rtol=1e-12, atol=1e-12).y[1:, -1]
+    grown = class_competition(PAPER, 10.0, 0.01)
+    np.testing.assert_allclose(np.array([grown.log_delta, grown.log_epsilon]), np.log(expected), rtol=1e-9)
+
+
+def test_early_growth_rate():
+    """Initially at (alpha0/(bM)) sqrt(eta_qk eta_ov (M-1)/(Mb)): delta is the hyperbolic cosine of it times t."""
+    state = at_loss(PAPER, 1e4, 1.609)
+    rate = PAPER.alpha0 / 250 * math.sqrt(1e4 * 4 / 250)
+    grown = class_competition(PAPER, 1e4, 1.609)
+    assert float(grown.log_delta) == pytest.approx(math.log(math.cosh(rate * float(state.t))), rel=0.02)
+
+
+def test_broadcasting_and_large_amplifications():
+    grown = class_competition(PAPER, [[1.0], [1e6]], [1.0, 0.1, 0.01])
+    assert grown.log_delta.shape == grown.log_epsilon.shape == (2, 3)
+    assert (np.diff(grown.log_delta) > 0).all()
+    assert 700 < grown.log_delta[1, 2] < np.inf
+    assert class_competition(PAPER, 1, 0.1).log_delta.shape == ()
+
+
+@pytest.mark.parametrize(
+    ("r", "k", "predicted"), [(1, 1, 0.02571), (1, 5, 0.00514), (0.01, 1, 0.00257), (100, 5, 0.0514)]
+)
+def test_background_rate(r, k, predicted):
+    assert float(background_rate(PAPER, r, kappa=1 / k)) == pytest.approx(predicted, rel=2e-3)
+    assert float(background_rate(PAPER, r, kappa=1 / k, eta_ov=3)) == pytest.approx(3 * predicted, rel=2e-3)
+
+
+def test_wrong_input():
+    with pytest.raises(InputError, match=r"kappa must be positive and finite, got 0\.0"):
+        background_rate(PAPER, 1.0, kappa=0.0)
+    with pytest.raises(InputError, match=r"r must be positive and finite, got -1\.0"):
+        class_competition(PAPER, -1.0, 0.1)
+    with pytest.raises(RangeError, match="loss must be between 0 and the loss at the start"):
+        class_competition(PAPER, 1.0, 2.0)
+    with pytest.raises(InputError, match=r"initial must be given.*saddle"):
+        class_competition(PAPER, 1.0, 0.1, parameterization="CAFO")
