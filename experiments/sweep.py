@@ -22,7 +22,15 @@ from qkdyn.figures import draw_sweep
 from qkdyn.metrics.overlay import with_bounds, with_theory
 from qkdyn.parameterization import Parameterization
 from qkdyn.progress import track
-from qkdyn.results import load_dataset, manifest, prepare_folder, save_dataset, sweep_table, write_manifest, write_summary
+from qkdyn.results import (
+    load_dataset,
+    manifest,
+    prepare_folder,
+    save_dataset,
+    sweep_table,
+    write_manifest,
+    write_summary,
+)
 from qkdyn.tasks.orthogonal import OrthogonalTask
 from qkdyn.theory import Setting, at_loss
 from qkdyn.train.devices import use_host_devices
@@ -62,7 +70,9 @@ class Config:
 
     def __post_init__(self) -> None:
         check_positive("rate_scale", self.rate_scale)
-        check_positive("initial_scale", self.initial_scale, do="a factorized circuit at zero is a saddle: it never learns")
+        check_positive(
+            "initial_scale", self.initial_scale, do="a factorized circuit at zero is a saddle: it never learns"
+        )
 
     @property
     def setting(self) -> Setting:
@@ -140,12 +150,12 @@ def _share_of(config: Config, on_share: Callable[[float, str], None]) -> Callabl
         length[form] = np.broadcast_to(steps[None, :, None], config.grid.shape).ravel()
     total = sum(steps.sum() for steps in length.values())
     runs = len(length) * designs * ratios * seeds
-    done = {form: (0.0, 0, 0) for form in length}
+    done: dict[str, tuple[float, int, int]] = dict.fromkeys(length, (0.0, 0, 0))
 
     def on_chunk(form: str, states: RunState) -> None:
         ended = states.status != Status.running
         share = np.where(ended, length[form], np.minimum(states.step, length[form])).sum()
-        done[form] = (share, int(ended.sum()), int(states.step.sum()))
+        done[form] = (float(share), int(ended.sum()), int(states.step.sum()))
         shares, finished, steps = (sum(column) for column in zip(*done.values(), strict=True))
         loss = states.previous["loss"][np.isfinite(states.previous["loss"])]
         spread = f"loss {loss.min():.2g}-{loss.max():.2g}" if loss.size else "no finite loss"
@@ -157,7 +167,9 @@ def _share_of(config: Config, on_share: Callable[[float, str], None]) -> Callabl
 def write(ds: "xr.Dataset", folder: Path, wall_seconds: float, argv: Sequence[str]) -> list[Path]:
     """Write records, summary, figures and, last, the manifest that vouches for them."""
     files = [save_dataset(ds, folder / "data.nc"), write_summary(ds, folder / "summary.csv"), *draw_sweep(ds, folder)]
-    record = manifest(json.loads(ds.attrs["config"]), wall_seconds=wall_seconds, argv=list(argv), files=files, digest=ds.digest)
+    record = manifest(
+        json.loads(ds.attrs["config"]), wall_seconds=wall_seconds, argv=list(argv), files=files, digest=ds.digest
+    )
     return [*files, write_manifest(record, folder)]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
@@ -144,11 +145,11 @@ def balanced_factors(W: Float[Array, "rows d"]) -> tuple[Float[Array, "rows d"],
 
     Any rows and d: the inner dimension is d, padded with zero columns where rows < d.
     """
-    rows, d = W.shape
+    d = W.shape[1]
     U, s, Vh = jnp.linalg.svd(W, full_matrices=False)
     root = jnp.sqrt(s)
     pad = d - root.size
-    return jnp.pad(U * root, ((0, 0), (0, pad))), jnp.pad(root[:, None] * Vh, ((0, pad), (0, 0)))
+    return jnp.pad(U * root[None, :], ((0, 0), (0, pad))), jnp.pad(root[:, None] * Vh, ((0, pad), (0, 0)))
 
 
 def factorize(params: Params, parameterization: Parameterization | str = "FAFO") -> Params:

@@ -2,10 +2,11 @@
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
+import jax.core
 import optax
 
 from qkdyn.circuits import circuit_labels
@@ -49,7 +50,9 @@ def circuit_optimizer(
     _check_rate("learning_rate", learning_rate)
     for name, value in multipliers.items():
         _check_rate(f"multipliers[{name!r}]", value)
-    transforms = {name: base(_product(learning_rate, value)) for name, value in multipliers.items()}
+    transforms: dict[Hashable, optax.GradientTransformation] = {
+        name: base(_product(learning_rate, value)) for name, value in multipliers.items()
+    }
     grouped = optax.multi_transform(transforms, labels)
 
     def init(params: Any) -> optax.OptState:
@@ -83,7 +86,7 @@ def check_labels(labels: Any, params: Any, multipliers: Mapping[str, Any]) -> No
 
 def _check_rate(name: str, value: Any) -> None:
     if callable(value):
-        return
+        return None
     if isinstance(value, jax.core.Tracer):
         shape = value.shape
     elif isinstance(value, numbers.Real) and not isinstance(value, bool):

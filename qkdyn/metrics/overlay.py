@@ -35,9 +35,13 @@ def with_theory(ds: "xr.Dataset", setting: Setting, initial: Mapping[str, tuple[
         states.append(at_loss(setting, r[:, None], level, **start))
         growth.append(class_competition(setting, r[:, None], level, **start).log_delta)
     at_record, at_level = ("parameterization", "r", "record"), ("parameterization", "r", "level")
-    added = {f"theory_{k}": (at_record, np.stack([getattr(p, k) for p in paths])) for k in ("loss", "mu_ov", "mu_qk", "alpha")}
+    added = {
+        f"theory_{k}": (at_record, np.stack([getattr(p, k) for p in paths]))
+        for k in ("loss", "mu_ov", "mu_qk", "alpha")
+    }
     added |= {
-        f"theory_matched_{k}": (at_level, np.stack([getattr(s, k) for s in states])) for k in ("alpha", "mu_ov", "mu_qk", "t")
+        f"theory_matched_{k}": (at_level, np.stack([getattr(s, k) for s in states]))
+        for k in ("alpha", "mu_ov", "mu_qk", "t")
     }
     return ds.assign(added | {"log_amplification": (at_level, np.stack(growth))})
 

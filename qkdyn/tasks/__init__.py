@@ -1,0 +1,1 @@
+"""What is learned: where sequences come from."""

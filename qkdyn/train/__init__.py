@@ -1,0 +1,1 @@
+"""Learning by gradient descent: one run, and many together."""

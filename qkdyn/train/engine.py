@@ -6,34 +6,53 @@ have ended are left out and the others packed into as few blocks as hold them.
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import PartitionSpec
 
 from qkdyn.circuits import Params
 from qkdyn.optim import circuit_optimizer
 from qkdyn.train.state import Plan, Run, RunState, Status, start
-from qkdyn.train.step import BatchOf, Measure, advance
+from qkdyn.train.step import Measure, advance
 
 Tree = Any
 
 
-def optimizer(base: Callable[[Any], Any], run: Run) -> Any:
-    """The per-circuit optimizer of one run: eta_QK = r eta_OV, both traced."""
-    return circuit_optimizer(base, multipliers={"qk": run.r, "ov": 1.0}, learning_rate=run.eta_ov)
+@dataclass(frozen=True)
+class Job:
+    """What all runs of a grid share, and a program is compiled for. Equal jobs share their programs.
+
+    Attributes:
+        task: gives batches, `batch_of(key, sampled) -> (X, x_T, y)`.
+        probe: measures parameters; its "loss" decides crossings and ends.
+        plan: what is recorded, and when a run ends.
+        base: the optimizer as a function of its rate.
+    """
+
+    task: Any
+    probe: Measure
+    plan: Plan
+    base: Callable[[Any], optax.GradientTransformation] = optax.sgd
+
+    def optimizer(self, run: Run) -> optax.GradientTransformationExtraArgs:
+        """The per-circuit optimizer of one run: eta_QK = r eta_OV, both traced."""
+        return circuit_optimizer(self.base, multipliers={"qk": run.r, "ov": 1.0}, learning_rate=run.eta_ov)
 
 
-def compile_block(base: Callable[[Any], Any], measure: Measure, batch_of: BatchOf, plan: Plan) -> Callable[..., RunState]:
-    """A compiled function (states, runs) -> states that takes `plan.chunk` steps of devices x `plan.block` runs."""
-    mesh = jax.make_mesh((jax.local_device_count(),), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
-    over_runs = PartitionSpec("runs")
+@functools.partial(jax.jit, static_argnames=("job", "devices"))
+def advance_block(states: RunState, runs: Run, *, job: Job, devices: int) -> RunState:
+    """Take `job.plan.chunk` steps of `devices` x `job.plan.block` runs, one block on each device."""
+    plan = job.plan
 
     def chunk(state: RunState, run: Run) -> RunState:
-        tx = optimizer(base, run)
-        step = functools.partial(advance, run=run, tx=tx, measure=measure, batch_of=batch_of, plan=plan)
+        step = functools.partial(
+            advance, run=run, tx=job.optimizer(run), measure=job.probe, batch_of=job.task.batch_of, plan=plan
+        )
         return jax.lax.scan(lambda s, _: (step(s), None), state, length=plan.chunk)[0]
 
     # Rates and probes are compared with float64 theory: no reduced-precision matrix products where a device offers them.
@@ -41,31 +60,42 @@ def compile_block(base: Callable[[Any], Any], measure: Measure, batch_of: BatchO
         with jax.default_matmul_precision("highest"):
             return jax.vmap(chunk)(states, runs)
 
-    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=over_runs, out_specs=over_runs, check_vma=False))
+    mesh = jax.make_mesh((devices,), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
+    over_runs = PartitionSpec("runs")
+    return jax.shard_map(local, mesh=mesh, in_specs=over_runs, out_specs=over_runs, check_vma=False)(states, runs)
 
 
-def start_runs(params: Params, runs: Run, base: Callable[[Any], Any], measure: Measure, plan: Plan) -> RunState:
-    """States of all runs before their first step, on the host; `params` has the runs as its leading axis."""
-    shapes = jax.eval_shape(measure, jax.tree.map(lambda leaf: leaf[0], params))
-    one = jax.vmap(lambda p, run: start(p, optimizer(base, run).init(p), shapes, plan))
-    return jax.device_get(jax.jit(one)(params, runs))
+@functools.partial(jax.jit, static_argnames="job")
+def _start(params: Params, runs: Run, job: Job) -> RunState:
+    def one(params: Params, run: Run) -> RunState:
+        return start(params, job.optimizer(run).init(params), jax.eval_shape(job.probe, params), job.plan)
+
+    return jax.vmap(one, in_axes=(None, 0))(params, runs)
 
 
-def advance_runs(block: Callable[..., RunState], states: RunState, runs: Run, plan: Plan) -> Iterator[RunState]:
-    """Advance all runs chunk by chunk until each has ended; yields the states of all runs, on the host, after each chunk.
+def start_runs(params: Params, runs: Run, job: Job) -> RunState:
+    """States of all runs before their first step, on the host; all start from the same `params`."""
+    return jax.device_get(_start(params, runs, job))
+
+
+def advance_runs(states: RunState, runs: Run, job: Job) -> Iterator[RunState]:
+    """Advance all runs chunk by chunk until each has ended; yields the states of all, on the host, after each chunk.
 
     Args:
-        block: what `compile_block` returned.
-        states: states of N runs; ended runs are left as they are.
+        states: states of N runs, on the host; ended runs are left as they are.
         runs: the N runs.
-        plan: the plan that `block` was compiled for.
+        job: what is trained, measured and recorded.
     """
-    width = jax.local_device_count() * plan.block
+    devices = jax.local_device_count()
+    width = devices * job.plan.block
+    states = jax.tree.map(np.array, states)
     while (active := np.flatnonzero(states.status == Status.running)).size:
-        states = jax.tree.map(np.array, states)
         # All groups are dispatched before the first result is waited for.
         groups = [active[i : i + width] for i in range(0, active.size, width)]
-        results = [block(_take(states, group, width), _take(runs, group, width)) for group in groups]
+        results = [
+            advance_block(_take(states, group, width), _take(runs, group, width), job=job, devices=devices)
+            for group in groups
+        ]
         for group, result in zip(groups, results, strict=True):
             _put(states, group, jax.device_get(result))
         yield states

@@ -1,7 +1,6 @@
 """What is measured of a run in the orthogonal setting: the two scalars of Theorem 1, attention and loss."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,28 +8,27 @@ from jaxtyping import Array, Float
 
 from qkdyn.attention import cross_entropy, forward
 from qkdyn.circuits import Params, collapse
+from qkdyn.tasks.orthogonal import OrthogonalTask
 
 
-def ansatz_measures(params: Params, *, directions: Mapping[str, np.ndarray], batch: Any, m: int) -> dict[str, Array]:
-    """Loss and alpha on `batch`, mu_OV and mu_QK by projection on the directions of Theorem 1.
+@dataclass(frozen=True)
+class AnsatzProbe:
+    """Measures parameters on a task's fixed evaluation design. Equal tasks give equal probes, so programs are shared."""
 
-    Args:
-        params: any parameterization.
-        directions: "qk" -> D (d, d) and "ov" -> Sbar (M, d).
-        batch: a fixed evaluation design with X (N, T, d), x_T (N, d), y (N,); class tokens are the first m positions.
-        m: number of class tokens in a context.
+    task: OrthogonalTask
 
-    Returns:
-        Scalars: loss (mean, nats), mu_ov, mu_qk, alpha (attention mass on class tokens, mean over the batch).
-    """
-    flat = collapse(params)
-    logits, attention = forward(flat, batch.X, batch.x_T)
-    return {
-        "loss": cross_entropy(logits, batch.y),
-        "mu_ov": _projection(flat["ov"]["W_OV"], directions["ov"]),
-        "mu_qk": _projection(flat["qk"]["W_QK"], directions["qk"]),
-        "alpha": attention[:, :m].sum(-1).mean(),
-    }
+    def __call__(self, params: Params) -> dict[str, Float[Array, ""]]:
+        """Loss (mean, nats), mu_ov and mu_qk by projection on Theorem 1's directions, alpha (mean mass on class tokens)."""
+        flat = collapse(params)
+        batch = self.task.evaluation()
+        logits, attention = forward(flat, batch.X, batch.x_T)
+        directions = self.task.directions()
+        return {
+            "loss": cross_entropy(logits, batch.y),
+            "mu_ov": _projection(flat["ov"]["W_OV"], directions["ov"]),
+            "mu_qk": _projection(flat["qk"]["W_QK"], directions["qk"]),
+            "alpha": attention[:, : self.task.m].sum(-1).mean(),
+        }
 
 
 def _projection(W: Array, direction: np.ndarray) -> Float[Array, ""]:

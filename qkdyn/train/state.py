@@ -69,7 +69,9 @@ class Plan:
             check_count(name, getattr(self, name))
         check_positive("stop_loss", self.stop_loss)
         if not self.losses:
-            raise InputError("losses must name at least one level at which runs are compared, got none; e.g. 0.5 0.1 0.01")
+            raise InputError(
+                "losses must name at least one level at which runs are compared, got none; e.g. 0.5 0.1 0.01"
+            )
         for loss in self.losses:
             check_positive("each of losses", loss)
         if list(self.losses) != sorted(set(self.losses), reverse=True):

@@ -78,4 +78,7 @@ def _cross(state: RunState, measures: dict[str, Array], losses: Array) -> dict[s
 
     step = state.step.astype(losses.dtype)
     matched = {name: at(state.matched[name], state.previous[name], value) for name, value in measures.items()}
-    return matched | {"loss": jnp.where(crossed, losses, state.matched["loss"]), "step": at(state.matched["step"], step - 1, step)}
+    return matched | {
+        "loss": jnp.where(crossed, losses, state.matched["loss"]),
+        "step": at(state.matched["step"], step - 1, step),
+    }

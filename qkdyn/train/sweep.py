@@ -1,12 +1,9 @@
 """Sweeps: a grid over design, parameterization, ratio r and seed, trained by gradient descent -> an xarray Dataset."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -14,8 +11,8 @@ from qkdyn.circuits import Params
 from qkdyn.errors import InputError, check_positive, reject
 from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.orthogonal import DESIGNS, OrthogonalTask
-from qkdyn.train.engine import advance_runs, compile_block, start_runs
-from qkdyn.train.probe import ansatz_measures
+from qkdyn.train.engine import Job, advance_runs, start_runs
+from qkdyn.train.probe import AnsatzProbe
 from qkdyn.train.state import Plan, Run, RunState, Status, check_reachable
 
 if TYPE_CHECKING:
@@ -48,7 +45,9 @@ class Grid:
             if len(set(values)) < len(values):
                 reject(name, values, "distinct values")
         for ratio in self.r:
-            check_positive("r", ratio, do="r = eta_QK / eta_OV; to freeze a circuit use its multiplier")
+            check_positive("r", ratio, do="r = eta_QK / eta_OV")
+            if not 1e-30 <= ratio <= 1e30:
+                reject("r", ratio, "in [1e-30, 1e30]", "beyond that a rate is not a float32 number")
         for seed in self.seeds:
             if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
                 reject("seeds", seed, "integers in [0, 2^31)")
@@ -95,45 +94,38 @@ def run_sweep(
     Raises:
         InputError: a parameterization without rate or start. RangeError: a level above the loss at the start.
     """
-    measure = _measure_of(task)
+    job = Job(task, AnsatzProbe(task), plan, base)
     for form in grid.parameterizations:
         for name, given in (("eta_ov", eta_ov), ("initial", initial)):
             if form not in given:
-                raise InputError(f"{name} must have an entry for {form}, got entries for {', '.join(given) or 'nothing'}")
+                raise InputError(
+                    f"{name} must have an entry for {form}, got entries for {', '.join(given) or 'nothing'}"
+                )
         check_positive(f"eta_ov[{form}]", eta_ov[form])
-        check_reachable(plan, float(measure(initial[form])["loss"]), form)
-    block = compile_block(base, measure, task.batch_of, plan)
-    finished = {}
+        check_reachable(plan, float(job.probe(initial[form])["loss"]), form)
+    finished: dict[str, RunState] = {}
     for form in grid.parameterizations:
         runs = _runs(grid, eta_ov[form])
-        count = math.prod(grid.shape)
-        params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), initial[form])  # noqa: B023
-        states = start_runs(params, runs, base, measure, plan)
-        for states in advance_runs(block, states, runs, plan):
+        for states in advance_runs(start_runs(initial[form], runs, job), runs, job):
+            finished[form] = states
             if on_chunk:
                 on_chunk(form, states)
-        finished[form] = states
     return _dataset(finished, grid, plan, eta_ov)
-
-
-def _measure_of(task: OrthogonalTask) -> Callable[[Params], dict[str, jax.Array]]:
-    batch = jax.tree.map(np.asarray, task.evaluation())
-    directions = task.directions()
-    return lambda params: ansatz_measures(params, directions=directions, batch=batch, m=task.m)
 
 
 def _runs(grid: Grid, eta_ov: float) -> Run:
     """All runs of one parameterization, flat, in the order design, r, seed."""
     sampled = np.array([design == "sampled" for design in grid.designs])
     axes = np.meshgrid(sampled, np.asarray(grid.r, np.float32), np.asarray(grid.seeds, np.int32), indexing="ij")
-    flat = [axis.ravel() for axis in axes]
-    return Run(sampled=flat[0], r=flat[1], seed=flat[2], eta_ov=np.full(flat[0].size, eta_ov, np.float32))
+    flat: list[Any] = [axis.ravel() for axis in axes]
+    rates: Any = np.full(flat[0].size, eta_ov, np.float32)
+    return Run(sampled=flat[0], r=flat[1], seed=flat[2], eta_ov=rates)
 
 
 def _dataset(finished: Mapping[str, RunState], grid: Grid, plan: Plan, eta_ov: Mapping[str, float]) -> "xr.Dataset":
     import xarray as xr
 
-    def stack(leaf: Callable[[RunState], np.ndarray]) -> np.ndarray:
+    def stack(leaf: Callable[[RunState], Any]) -> np.ndarray:
         arrays = [leaf(states).reshape(*grid.shape, *leaf(states).shape[1:]) for states in finished.values()]
         return np.stack(arrays, axis=1)
 

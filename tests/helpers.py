@@ -1,0 +1,44 @@
+"""What several tests share: comparisons of trees, and a count of compilations."""
+
+import contextlib
+import logging
+
+import jax
+import numpy as np
+
+
+def trees_equal(a, b) -> bool:
+    """Same structure, dtypes, shapes and bits."""
+    if jax.tree.structure(a) != jax.tree.structure(b):
+        return False
+    pairs = zip(map(np.asarray, jax.tree.leaves(a)), map(np.asarray, jax.tree.leaves(b)), strict=True)
+    return all(x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes() for x, y in pairs)
+
+
+def max_difference(a, b) -> float:
+    """Largest absolute difference of two trees of the same structure."""
+    return max(
+        float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
+    )
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list that holds, after the block, a line for each program compiled in it."""
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            if "Finished XLA compilation" in record.getMessage():
+                found.append(record.getMessage())
+
+    handler = Handler(logging.DEBUG)
+    logger = logging.getLogger("jax._src.dispatch")
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
