@@ -58,13 +58,12 @@ def _changed_settings(a: "xarray.Dataset", b: "xarray.Dataset") -> Iterator[str]
 
 
 def _differences(a: "pandas.DataFrame", b: "pandas.DataFrame", name: str) -> dict[str, np.ndarray]:
-    """The columns of the comparison of quantity `name`, cell by cell; NaN where one side is not known."""
+    """The columns of the comparison of quantity `name`, cell by cell; not finite where one side is not known."""
     mean_a, mean_b = a[f"{name}_mean"].to_numpy(), b[f"{name}_mean"].to_numpy()
     error_a, error_b = np.abs(a[f"{name}_rel_diff"].to_numpy()), np.abs(b[f"{name}_rel_diff"].to_numpy())
     spread = np.hypot(a[f"{name}_sd"].to_numpy(), b[f"{name}_sd"].to_numpy())
     with np.errstate(divide="ignore", invalid="ignore"):
         columns = {"B/A-1": mean_b / mean_a - 1, "spread": (mean_b - mean_a) / spread, "ratio": error_b / error_a}
-    columns = {key: np.where(np.isfinite(values), values, np.nan) for key, values in columns.items()}
     return {"A": mean_a, "B": mean_b} | columns | {"|A-th|": error_a, "|B-th|": error_b}
 
 

@@ -29,12 +29,8 @@ def save_dataset(ds: "xarray.Dataset", path: str | Path) -> Path:
     Raises:
         OutputError: the file cannot be written (see `write_atomic`).
     """
-    encoding = {}
-    for name, variable in ds.variables.items():
-        if variable.dtype.kind in "fiub":
-            encoding[name] = {"_FillValue": None}
-            if variable.size and variable.ndim:
-                encoding[name] |= {"zlib": True, "complevel": 4, "shuffle": True, "fletcher32": True}
+    packed = {"_FillValue": None, "zlib": True, "complevel": 4, "shuffle": True, "fletcher32": True}
+    encoding = {name: packed for name, variable in ds.variables.items() if variable.dtype.kind in "fiub"}
     # In memory first: HDF5 meets a full disk with errors of many kinds, and may crash when it closes the file.
     return write_bytes(path, ds.drop_encoding().to_netcdf(engine="h5netcdf", encoding=encoding))
 
