@@ -8,6 +8,7 @@ import pytest
 from qkdyn import __version__
 from qkdyn.cli import main
 from qkdyn.errors import OutputError
+from qkdyn.theory import lemma3_bounds
 
 
 def ask(capsys, *arguments):
@@ -81,6 +82,16 @@ def test_bounds_that_do_not_hold(capsys):
     _, rows, _ = ask(capsys, "bounds", "--ratio", 100, "--t", 1e6, "--delta", 0.5)
     assert " ".join(rows[0]).endswith("delta = 0.5")
     assert [row[-1] for row in rows[2:]] == ["yes", "NO"]
+
+
+def test_a_violated_upper_bound_is_reported(capsys, monkeypatch):
+    def low(*arguments, **options):
+        bounds = lemma3_bounds(*arguments, **options)
+        return bounds._replace(mu_ov_upper=bounds.mu_ov_upper / 100)
+
+    monkeypatch.setattr("qkdyn.cli.lemma3_bounds", low)
+    _, rows, _ = ask(capsys, "bounds", "--ratio", 1, "--t", 1e6)
+    assert [row[-1] for row in rows[2:]] == ["NO", "yes"]
 
 
 def test_compare_is_handed_on(capsys, monkeypatch):

@@ -8,6 +8,7 @@ takes a millionth of it.
 """
 
 import math
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -88,7 +89,9 @@ class Clock:
         return bracketed_newton(evaluate, low, high, low + (high - low) * share, settled)
 
 
-def clock_for_times(curve: Curve, r: float, latest: float, eta_ov: float, mu_at_margin) -> Clock:
+def clock_for_times(
+    curve: Curve, r: float, latest: float, eta_ov: float, mu_at_margin: Callable[[float], float]
+) -> Clock:
     """A clock that reaches `latest`; `mu_at_margin(margin)` is mu_ov where alpha mu_ov = margin."""
     margin = curve.alpha0 * curve.mu0 + math.log1p(eta_ov * latest / curve.setting.b) + 1
     while True:

@@ -64,7 +64,9 @@ def class_competition(
     ends = mu_at_margin(curve, ratio, setting.margin(losses))
     pairs = [_grow(curve, one, end) for one, end in zip(ratio.ravel().tolist(), ends.ravel().tolist(), strict=True)]
     log_delta, share = np.array(pairs).T.reshape(2, *ratio.shape)
-    return Amplification(np.asarray(log_delta), np.asarray(log_delta + np.log(share)))
+    # A loss within rounding of the start leaves epsilon = 0.
+    with np.errstate(divide="ignore"):
+        return Amplification(np.asarray(log_delta), np.asarray(log_delta + np.log(share)))
 
 
 def _grow(curve: Curve, r: float, end: float) -> tuple[float, float]:
