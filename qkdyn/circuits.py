@@ -196,8 +196,10 @@ def on_ansatz(
     """
     W_OV = check_positive("mu_ov", mu_ov, zero=True) * directions["ov"]
     W_QK = check_positive("mu_qk", mu_qk, zero=True) * directions["qk"]
-    flat = {"qk": {"W_QK": jnp.asarray(W_QK, jnp.float32)}, "ov": {"W_OV": jnp.asarray(W_OV, jnp.float32)}}
-    return factorize(flat, parameterization)
+    # In double precision, so that tokens of one class start alike to the last bit: what sets them apart is amplified.
+    with jax.enable_x64(True):
+        flat = {"qk": {"W_QK": jnp.asarray(W_QK)}, "ov": {"W_OV": jnp.asarray(W_OV)}}
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), factorize(flat, parameterization))
 
 
 def balancedness(params: Params) -> dict[str, Array]:

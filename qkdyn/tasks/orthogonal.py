@@ -93,7 +93,7 @@ class OrthogonalTask:
             jnp.asarray(np.resize(axis.ravel(), pairs))
             for axis in np.meshgrid(*map(np.arange, (self.M, self.contexts, self.queries)), indexing="ij")
         )
-        even = (context[:, None] * self.m + jnp.arange(self.m)) % self.b
+        even = (context[:, None] * self.m + jnp.arange(self.m)[None, :]) % self.b
         drawn = jax.random.randint(class_key, (pairs, self.m), 0, self.b)
         tau = jnp.where(sampled, drawn, even)
         S = jax.nn.one_hot(y[:, None] * self.b + tau, self.d)
@@ -103,7 +103,7 @@ class OrthogonalTask:
         if self.query == "single":
             x_T = jax.nn.one_hot(y * self.b + query, self.d)
         else:
-            x_T = jax.nn.one_hot(y[:, None] * self.b + jnp.arange(self.b), self.d).mean(1)
+            x_T = jax.nn.one_hot(y[:, None] * self.b + jnp.arange(self.b)[None, :], self.d).mean(1)
         return Batch(X, jnp.concatenate([x_T, x_T]), jnp.concatenate([y, y]))
 
     def evaluation(self) -> Batch:

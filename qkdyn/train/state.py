@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Bool, Float, Int
 
 from qkdyn.errors import InputError, RangeError, check_count, check_positive
 
@@ -23,25 +22,34 @@ class Status(IntEnum):
 
 
 class Run(struct.PyTreeNode):
-    """What distinguishes the runs of a grid; all of it traced, so that one program serves every grid."""
+    """What distinguishes the runs of a grid; all of it traced, so that one program serves every grid.
 
-    r: Float[Array, "*runs"]
-    seed: Int[Array, "*runs"]
-    sampled: Bool[Array, "*runs"]
-    eta_ov: Float[Array, "*runs"]
+    Attributes, each (*runs,): r = eta_QK / eta_OV (float32); seed (int32); sampled (bool), whether class tokens are drawn;
+    eta_ov (float32). Fields of trees are Any, because JAX also fills trees with shapes, axes and shardings.
+    """
+
+    r: Any
+    seed: Any
+    sampled: Any
+    eta_ov: Any
 
 
 class RunState(struct.PyTreeNode):
-    """One run after `step` updates. `previous` holds the last step's measures, between which crossings are interpolated."""
+    """One run after `step` updates, or many with a leading axis: all that its future and its records need.
+
+    Attributes: params and opt_state, trees; step, status and diverged_step (-1 if none), (*runs,) int32; previous, the last
+    step's measures (*runs,), between which crossings are interpolated; records, the measures at `Plan.record_steps`
+    (*runs, record); matched, the measures and the step at `Plan.losses` (*runs, level); NaN where not (yet) reached.
+    """
 
     params: Any
     opt_state: Any
-    step: Int[Array, "*runs"]
-    status: Int[Array, "*runs"]
-    diverged_step: Int[Array, "*runs"]
-    previous: dict[str, Float[Array, "*runs"]]
-    records: dict[str, Float[Array, "*runs record"]]
-    matched: dict[str, Float[Array, "*runs level"]]
+    step: Any
+    status: Any
+    diverged_step: Any
+    previous: Any
+    records: Any
+    matched: Any
 
 
 @dataclass(frozen=True)

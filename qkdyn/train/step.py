@@ -21,7 +21,7 @@ def batch_loss(params: Params, batch: Any) -> Array:
     return cross_entropy(logits, batch.y)
 
 
-def data_key(seed: Int[Array, ""], step: Int[Array, ""]) -> Array:
+def data_key(seed: Int[Array, ""] | int, step: Int[Array, ""] | int) -> Array:
     """The key of the batch that update `step` + 1 uses: a resumed run needs nothing but its seed and step."""
     return jax.random.fold_in(jax.random.key(seed), step)
 

@@ -117,9 +117,8 @@ def _runs(grid: Grid, eta_ov: float) -> Run:
     """All runs of one parameterization, flat, in the order design, r, seed."""
     sampled = np.array([design == "sampled" for design in grid.designs])
     axes = np.meshgrid(sampled, np.asarray(grid.r, np.float32), np.asarray(grid.seeds, np.int32), indexing="ij")
-    flat: list[Any] = [axis.ravel() for axis in axes]
-    rates: Any = np.full(flat[0].size, eta_ov, np.float32)
-    return Run(sampled=flat[0], r=flat[1], seed=flat[2], eta_ov=rates)
+    flat = [axis.ravel() for axis in axes]
+    return Run(sampled=flat[0], r=flat[1], seed=flat[2], eta_ov=np.full(flat[0].size, eta_ov, np.float32))
 
 
 def _dataset(finished: Mapping[str, RunState], grid: Grid, plan: Plan, eta_ov: Mapping[str, float]) -> "xr.Dataset":
