@@ -45,14 +45,18 @@ if TYPE_CHECKING:
 class Rates:
     """eta_OV of each parameterization, the same for every r: small enough that descent follows the flow within 1%."""
 
-    FAFO: float = 0.25
-    CAFO: float = 0.25
-    FACO: float = 1.0
-    CACO: float = 2.0
+    eta_ov_FAFO: float = 0.25
+    eta_ov_CAFO: float = 0.25
+    eta_ov_FACO: float = 1.0
+    eta_ov_CACO: float = 2.0
 
     def __post_init__(self) -> None:
         for form in Parameterization:
-            check_positive(f"eta_ov.{form}", getattr(self, form))
+            check_positive(f"eta_ov_{form}", self.of(form))
+
+    def of(self, form: str) -> float:
+        """eta_OV of one parameterization."""
+        return getattr(self, f"eta_ov_{form}")
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Config:
 
     def rate(self, form: str) -> float:
         """eta_OV of a parameterization."""
-        return self.rate_scale * getattr(self.eta_ov, form)
+        return self.rate_scale * self.eta_ov.of(form)
 
     def initial(self, form: str) -> tuple[float, float]:
         """(mu_OV, mu_QK) at step 0."""

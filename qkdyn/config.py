@@ -70,17 +70,10 @@ def parse(
     known, _ = early.parse_known_args(arguments)
     config = choose(protocols, "quick" if known.quick else known.protocol)
 
-    def both(config: Any, options: Any) -> tuple[Any, Any]:
-        return config, options
-
-    kind: Any = type(config)
-    kind_of_options: Any = type(options)
-    both.__annotations__ = {
-        "config": tyro.conf.OmitArgPrefixes[kind],
-        "options": tyro.conf.OmitArgPrefixes[kind_of_options],
-    }
-    both.__defaults__ = (config, options)
-    return tyro.cli(both, args=arguments, prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    fields = [("config", type(config), config), ("options", type(options), options)]
+    command = dataclasses.make_dataclass("Command", fields, frozen=True)
+    parsed = tyro.cli(command, args=arguments, prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    return parsed.config, parsed.options
 
 
 def main_guard(main: Callable[[], int | None]) -> int:

@@ -278,7 +278,7 @@ def test_truncated_file_is_refused(tmp_path, sweep, fraction):
 
 
 def test_damaged_values_are_refused_not_returned(tmp_path):
-    # Noise is stored as it is, without the checksum that compression would bring.
+    # Noise cannot be compressed: nothing but a checksum tells a changed number from a true one.
     ds = xr.Dataset({"x": (("r",), np.frombuffer(np.random.default_rng(0).bytes(32_000), np.int64))})
     path = results.save_dataset(ds, tmp_path / "data.nc")
     data = bytearray(path.read_bytes())
@@ -362,9 +362,12 @@ def test_source_state_follows_the_checkout_and_ignores_foreign_ones(tmp_path, mo
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert provenance.source_state() is None
     git(tmp_path, "init", "-q")
+    (tmp_path / "thesis.tex").write_text("another project")
+    git(tmp_path, "add", "thesis.tex")
+    git(tmp_path, "commit", "-qm", "not ours")
     assert provenance.source_state() is None, "a repository that does not track the package is somebody else's"
     git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-qm", "first")
+    git(tmp_path, "commit", "-qm", "ours")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
     assert provenance.source_state() == {"commit": commit, "dirty": False}
     (tmp_path / "figure.png").write_text("a result, not source")

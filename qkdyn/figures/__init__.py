@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 from qkdyn.figures import canvas
 from qkdyn.figures.headline import draw_headline
 from qkdyn.figures.matched import draw_matched
+from qkdyn.figures.step_size import draw_step_size as _step_size
 from qkdyn.figures.trajectories import draw_trajectories
 
 if TYPE_CHECKING:
+    import pandas
     import xarray
 
-__all__ = ["draw_headline", "draw_matched", "draw_sweep", "draw_trajectories"]
+__all__ = ["draw_headline", "draw_matched", "draw_step_size", "draw_sweep", "draw_trajectories"]
 
 
 def draw_sweep(ds: "xarray.Dataset", folder: str | Path) -> list[Path]:
@@ -33,3 +35,12 @@ def draw_sweep(ds: "xarray.Dataset", folder: str | Path) -> list[Path]:
     figures = {f"trajectories_{design}.png": draw_trajectories(ds, str(design)) for design in ds["design"].to_numpy()}
     figures |= {"matched.png": draw_matched(ds), "headline.png": draw_headline(ds)}
     return [canvas.save(figure, Path(folder) / name) for name, figure in figures.items()]
+
+
+def draw_step_size(frame: "pandas.DataFrame", path: str | Path) -> Path:
+    """Draw the distance from the theory against the learning rate to the file `path`; see `figures.step_size`.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    return canvas.save(_step_size(frame), path)

@@ -177,7 +177,8 @@ def save(figure: "matplotlib.figure.Figure", path: str | Path) -> Path:
     from PIL import Image
 
     drawn, packed = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI, metadata={"Software": None})
+    figure.savefig(drawn, format="png", dpi=DPI)
+    # Written anew, the file holds the picture and nothing about the program or the machine.
     with Image.open(drawn) as image:
         palette = image.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
         palette.save(packed, format="png", optimize=True)

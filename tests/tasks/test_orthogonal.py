@@ -91,13 +91,17 @@ def test_batches_depend_on_the_key_and_only_in_what_is_random():
 
 
 @pytest.mark.parametrize(
-    "m,n,b,M,K,query", [(4, 8, 4, 4, 16, "single"), (2, 3, 5, 3, 4, "single"), (5, 2, 3, 2, 3, "mean"), (3, 4, 6, 5, 2, "mean")]
+    "m,n,b,M,K,query",
+    [(4, 8, 4, 4, 16, "single"), (2, 3, 5, 3, 4, "single"), (5, 2, 3, 2, 3, "mean"), (3, 4, 6, 5, 2, "mean")],
 )
 @pytest.mark.parametrize("mu_ov,mu_qk", [(0.0, 0.0), (0.7, 0.4), (3.0, 2.0)])
 def test_on_the_ansatz_the_gradient_is_theorem_1s(m, n, b, M, K, query, mu_ov, mu_qk, x64):
     task = task_of(m, n, b, M, K, query)
     directions = task.directions()
-    params = {"qk": {"W_QK": jnp.asarray(mu_qk * directions["qk"])}, "ov": {"W_OV": jnp.asarray(mu_ov * directions["ov"])}}
+    params = {
+        "qk": {"W_QK": jnp.asarray(mu_qk * directions["qk"])},
+        "ov": {"W_OV": jnp.asarray(mu_ov * directions["ov"])},
+    }
     gradient = jax.grad(batch_loss)(params, task.batch_of(jax.random.key(1), False))
     alpha = m * np.exp(mu_qk) / (m * np.exp(mu_qk) + n)
     E = np.exp(alpha * mu_ov)

@@ -27,7 +27,9 @@ def begin(plan, form="CACO", rate=0.5, r=2.0, measure=None, task=TASK):
     tx = circuit_optimizer(optax.sgd, multipliers={"qk": r, "ov": 1.0}, learning_rate=rate)
     measure = measure or AnsatzProbe(task)
     state = start(params, tx.init(params), jax.eval_shape(measure, params), plan)
-    return state, jax.jit(functools.partial(advance, run=RUN, tx=tx, measure=measure, batch_of=task.batch_of, plan=plan))
+    return state, jax.jit(
+        functools.partial(advance, run=RUN, tx=tx, measure=measure, batch_of=task.batch_of, plan=plan)
+    )
 
 
 def falling(values):
@@ -99,7 +101,10 @@ def test_crossings_are_interpolated_in_ln_loss():
     plan = Plan(losses=(1.0, 0.1, 0.05), stop_loss=0.01, max_steps=100)
     values = np.array([2.0, 0.5, 0.02, 0.3, 0.02, 0.02])
     state = go(*counting(plan, values), 5)
-    crossing = lambda k, level: k + np.log(values[k] / level) / np.log(values[k] / values[k + 1])
+
+    def crossing(k, level):
+        return k + np.log(values[k] / level) / np.log(values[k] / values[k + 1])
+
     expected = [crossing(0, 1.0), crossing(1, 0.1), crossing(1, 0.05)]  # the second crossing of 0.1 does not count
     np.testing.assert_allclose(state.matched["step"], expected, rtol=1e-6)
     np.testing.assert_allclose(state.matched["alpha"], 10 * np.array(expected), rtol=1e-6)
@@ -156,6 +161,8 @@ def test_plans_are_refused(change, message, unchecked):
 
 
 def test_levels_above_the_start_are_refused():
-    with pytest.raises(RangeError, match=r"losses must lie in \(0, 0.4\), below the loss at the start of CACO, got 0.5"):
+    with pytest.raises(
+        RangeError, match=r"losses must lie in \(0, 0.4\), below the loss at the start of CACO, got 0.5"
+    ):
         check_reachable(Plan(), 0.4, "CACO")
     check_reachable(Plan(), 0.6, "CACO")

@@ -35,7 +35,11 @@ def test_axes_names_and_types():
     assert ds.alpha.dims == ("design", "parameterization", "r", "seed", "record")
     assert ds.matched_mu_ov.dims == ("design", "parameterization", "r", "seed", "level")
     assert ds.alpha.dtype == np.float32 and ds.status.dtype == np.int8 and ds.t.dtype == np.float64
-    assert ds.r.values.tolist() == [0.5, 2.0] and ds.seed.values.tolist() == [0, 3] and ds.level.values.tolist() == [0.8, 0.4]
+    assert (
+        ds.r.values.tolist() == [0.5, 2.0]
+        and ds.seed.values.tolist() == [0, 3]
+        and ds.level.values.tolist() == [0.8, 0.4]
+    )
     np.testing.assert_array_equal(ds.t, np.array([[0.5], [1.0]]) * ds.step.values)
     assert ds.step.values.tolist() == PLAN.record_steps.tolist()
 
@@ -72,7 +76,11 @@ def test_one_program_for_any_grid_and_none_for_the_second():
         sweep(r=(0.5, 2.0), seeds=(0,), plan=Plan(losses=(0.7,), stop_loss=0.25, max_steps=90, chunk=30, block=3))
     assert sum("advance_block" in line for line in first) == 1
     with compilations() as second:
-        sweep(r=(0.1, 0.2, 3.0), seeds=(5, 6, 7), plan=Plan(losses=(0.7,), stop_loss=0.25, max_steps=90, chunk=30, block=3))
+        sweep(
+            r=(0.1, 0.2, 3.0),
+            seeds=(5, 6, 7),
+            plan=Plan(losses=(0.7,), stop_loss=0.25, max_steps=90, chunk=30, block=3),
+        )
     assert not [line for line in second if "advance_block" in line]
 
 
@@ -92,7 +100,11 @@ def test_any_block_holds_any_grid(block):
 
 def test_runs_that_end_early_leave_the_blocks():
     active = []
-    sweep(r=(0.01, 100.0), seeds=(0, 1, 2), on_chunk=lambda form, s: active.append(int((s.status == Status.running).sum())))
+    sweep(
+        r=(0.01, 100.0),
+        seeds=(0, 1, 2),
+        on_chunk=lambda form, s: active.append(int((s.status == Status.running).sum())),
+    )
     assert active == sorted(active, reverse=True) and active[-1] == 0 and any(0 < a < 6 for a in active)
 
 
@@ -114,7 +126,9 @@ def test_a_budget_too_small_is_marked_and_levels_not_reached_are_nan():
     assert np.isfinite(ds.matched_alpha.isel(level=0)).all() and ds.matched_alpha.isel(level=1).isnull().all()
 
 
-@pytest.mark.parametrize("base", [functools.partial(optax.sgd, momentum=0.5), functools.partial(optax.sgd, nesterov=True, momentum=0.9)])
+@pytest.mark.parametrize(
+    "base", [functools.partial(optax.sgd, momentum=0.5), functools.partial(optax.sgd, nesterov=True, momentum=0.9)]
+)
 def test_any_optimizer_can_be_the_base(base):
     plain, other = sweep(seeds=(0,)), sweep(seeds=(0,), base=base)
     assert np.isfinite(other.loss.isel(record=3)).all()

@@ -1,0 +1,44 @@
+# `make setup` builds .venv from pyproject.toml and constraints.txt; every other target does so first if need be.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# What an experiment is told beyond its protocol, e.g. make sweep ARGS="--quick --r 1 10".
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sweep step-size test lint types format check clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv with everything the project needs
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qkdyn needs Python 3.11 or newer; make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+sweep: $(READY)  ## train the grid over r, seeds and parameterizations; figures and table in results/sweep
+	$(BIN)/python -m experiments.sweep $(ARGS)
+
+step-size: $(READY)  ## show that descent approaches the theory like O(eta); results/step_size
+	$(BIN)/python -m experiments.step_size $(ARGS)
+
+test: $(READY)  ## run the test suite (ARGS="-k name" for a part of it)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(READY)  ## check style and format with ruff
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)  ## check types with pyright
+	$(BIN)/pyright
+
+format: $(READY)  ## mend style and format where ruff can
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+check: lint types test  ## lint, types and tests
+
+clean:  ## remove .venv and caches; results stay
+	rm -rf $(VENV) .cache .pytest_cache .ruff_cache .hypothesis *.egg-info

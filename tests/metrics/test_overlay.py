@@ -1,0 +1,99 @@
+"""Theory laid over records: against the library's functions directly; bounds against a loop, and seen to fail."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from qkdyn.metrics.overlay import with_bounds, with_theory
+from qkdyn.theory import Setting, at_loss, integrate, lemma3_bounds
+
+SETTING = Setting(m=4, n=8, b=4, M=4)
+INITIAL = {"CACO": (0.0, 0.0), "FAFO": (0.1, 0.1)}
+R = (0.1, 10.0)
+
+
+def records(eta=2.0, parameterizations=("FAFO", "CACO"), warp=1.0, designs=("balanced", "sampled"), seeds=3):
+    """A sweep whose runs follow the theory exactly, mu_qk times `warp`."""
+    steps = np.array([0, 1, 2, 5, 20, 100])
+    t = np.broadcast_to(eta * steps, (len(parameterizations), steps.size)).astype(float)
+    shape = (len(designs), len(parameterizations), len(R), seeds, steps.size)
+    data = {name: np.empty(shape, np.float32) for name in ("loss", "mu_ov", "mu_qk", "alpha")}
+    for i, form in enumerate(parameterizations):
+        path = integrate(SETTING, R, t[i], parameterization=form, initial=INITIAL[form])
+        for name in data:
+            data[name][:, i] = getattr(path, name)[:, None] * (warp if name == "mu_qk" else 1.0)
+    axes = ("design", "parameterization", "r", "seed", "record")
+    coords = {"design": list(designs), "parameterization": list(parameterizations), "r": list(R)}
+    coords |= {"seed": range(seeds), "step": ("record", steps), "level": [0.5, 0.1]}
+    variables = {name: (axes, values) for name, values in data.items()}
+    return xr.Dataset(variables | {"t": (("parameterization", "record"), t)}, coords=coords)
+
+
+def test_theory_is_the_librarys_in_its_place():
+    ds = with_theory(records(), SETTING, INITIAL)
+    for form in ("FAFO", "CACO"):
+        path = integrate(
+            SETTING, R, ds.t.sel(parameterization=form).values, parameterization=form, initial=INITIAL[form]
+        )
+        state = at_loss(SETTING, 10.0, 0.1, parameterization=form, initial=INITIAL[form])
+        cell = ds.sel(parameterization=form)
+        np.testing.assert_array_equal(cell.theory_mu_qk, path.mu_qk)
+        np.testing.assert_array_equal(cell.theory_loss, path.loss)
+        for name in ("alpha", "mu_ov", "mu_qk", "t"):
+            assert float(cell[f"theory_matched_{name}"].sel(r=10.0, level=0.1)) == pytest.approx(
+                float(getattr(state, name))
+            )
+    assert (ds.log_amplification.sel(r=10.0) > ds.log_amplification.sel(r=0.1)).all()
+
+
+def brute(ds, r, seed, design):
+    """The smallest ratio over records and bounds, one number at a time."""
+    run = ds.sel(parameterization="CACO", r=r, seed=seed, design=design)
+    t, eta, worst = run.t.values, float(run.t[1]), np.inf
+    for k in range(1, t.size):
+        mu_ov, mu_qk, alpha = (float(run[name][k]) for name in ("mu_ov", "mu_qk", "alpha"))
+        if not np.isfinite(mu_ov):
+            continue
+        above = lemma3_bounds(SETTING, r, np.array([t[k]]), delta=1 - alpha)
+        below = lemma3_bounds(SETTING, r, np.array([t[k] - eta]), delta=1 - alpha)
+        pairs = [(above.mu_ov_upper[0], mu_ov), (mu_ov, below.mu_ov_lower[0])]
+        pairs += [(above.mu_qk_upper[0], mu_qk), (mu_qk, below.mu_qk_lower[0])]
+        worst = min([worst, *(high / low for high, low in pairs if low > 0)])
+    return worst
+
+
+def test_bounds_are_checked_at_every_record():
+    ds = with_bounds(records(), SETTING)
+    assert (ds.bounds_hold == 1).all() and (ds.bounds_tightest > 1).all()
+    for r in R:
+        assert float(ds.bounds_tightest.sel(r=r, seed=1, design="sampled")) == pytest.approx(brute(ds, r, 1, "sampled"))
+
+
+@pytest.mark.parametrize("warp", [0.03, 500.0])
+def test_broken_bounds_are_said_to_be(warp):
+    ds = records(warp=warp)
+    broken = with_bounds(ds, SETTING)
+    assert (broken.bounds_hold == 0).all() and (broken.bounds_tightest < 1).all()
+
+
+def test_one_broken_record_of_one_run_is_found():
+    ds = records()
+    ds.mu_ov[1, 1, 0, 2, 4] = 1e4
+    hold = with_bounds(ds, SETTING).bounds_hold
+    assert int(hold.sel(design="sampled", r=0.1, seed=2)) == 0 and int((hold == 1).sum()) == hold.size - 1
+
+
+def test_runs_without_records_are_neither():
+    ds = records()
+    for name in ("loss", "mu_ov", "mu_qk", "alpha"):
+        ds[name][0, 1, 0, 0] = np.nan
+        ds[name][0, 1, 1, 1, 4:] = np.nan
+    checked = with_bounds(ds, SETTING)
+    assert int(checked.bounds_hold[0, 0, 0]) == -1 and np.isnan(checked.bounds_tightest[0, 0, 0])
+    assert int(checked.bounds_hold[0, 1, 1]) == 1 and float(checked.bounds_tightest[0, 1, 1]) == pytest.approx(
+        brute(ds, 10.0, 1, "balanced")
+    )
+
+
+def test_without_caco_there_is_nothing_to_check():
+    assert "bounds_hold" not in with_bounds(records(parameterizations=("FAFO",)), SETTING)

@@ -1,0 +1,105 @@
+"""Configs: the digest, and the command line of an experiment."""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from experiments import sweep
+from qkdyn.config import as_dict, choose, digest, main_guard, parse
+from qkdyn.errors import InputError, OutputError
+from qkdyn.train.state import Plan
+
+
+@dataclass(frozen=True)
+class Inner:
+    chunk: int = 5
+    r: tuple[float, ...] = (1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Config:
+    inner: Inner = field(default_factory=Inner)
+    steps: int = 3
+
+    def __post_init__(self):
+        if self.steps < 1:
+            raise InputError(f"steps must be at least 1, got {self.steps}")
+
+
+@dataclass(frozen=True)
+class Options:
+    protocol: str = "main"
+    quick: bool = False
+    out: str = "there"
+
+
+PROTOCOLS = {"main": Config(), "quick": Config(steps=1), "other": Config(steps=9)}
+
+
+def read(*arguments):
+    return parse(PROTOCOLS, Options(), arguments, prog="prog", description="what it does")
+
+
+@given(st.integers(1, 99), st.lists(st.floats(0.1, 10), min_size=1, max_size=3).map(tuple), st.integers(1, 99))
+def test_digest_is_of_the_science_alone(steps, r, chunk):
+    config = Config(Inner(5, r), steps)
+    assert digest(config) == digest(Config(Inner(chunk, r), steps))
+    assert (
+        digest(config) != digest(Config(Inner(5, (*r, 11.0)), steps)) != digest(Config(Inner(5, (*r, 11.0)), steps + 1))
+    )
+
+
+def test_every_field_of_the_sweep_but_chunk_changes_its_digest():
+    config = sweep.Config()
+    changes = [
+        dataclasses.replace(config, rate_scale=0.5),
+        dataclasses.replace(config, initial_scale=0.2),
+        dataclasses.replace(config, eta_ov=sweep.Rates(eta_ov_CACO=1.0)),
+        dataclasses.replace(config, plan=Plan(max_steps=9)),
+        dataclasses.replace(config, plan=Plan(block=2)),
+        dataclasses.replace(config, task=dataclasses.replace(config.task, n=9)),
+        dataclasses.replace(config, grid=dataclasses.replace(config.grid, seeds=(1,))),
+    ]
+    assert len({digest(c) for c in [config, *changes]}) == 8
+    assert digest(dataclasses.replace(config, plan=Plan(chunk=7))) == digest(config)
+
+
+def test_as_dict_is_plain():
+    assert as_dict(Config()) == {"inner": {"chunk": 5, "r": [1.0, 2.0]}, "steps": 3}
+
+
+def test_protocol_picks_and_options_override():
+    assert read() == (Config(), Options())
+    assert read("--protocol", "other")[0] == Config(steps=9)
+    assert read("--protocol=other", "--r", "4", "5")[0] == Config(Inner(r=(4.0, 5.0)), 9)
+    config, options = read("--quick", "--out", "here")
+    assert config == Config(steps=1) and options == Options(quick=True, out="here")
+
+
+def test_unknown_protocols_list_the_known():
+    with pytest.raises(InputError, match="protocol must be one of main, quick, other, got 'nope'"):
+        read("--protocol", "nope")
+    with pytest.raises(InputError, match="one of main"):
+        choose({"main": 1}, "x")
+
+
+@pytest.mark.parametrize("arguments", [("--steps", "0"), ("--steps", "many"), ("--stepz", "3")])
+def test_wrong_options_end_with_status_2_and_name_the_option(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        read(*arguments)
+    assert stop.value.code == 2
+    assert "steps" in capsys.readouterr().err
+
+
+def test_errors_of_ours_are_one_line_and_status_2(capsys):
+    def fail():
+        raise OutputError("the disk is full")
+
+    assert main_guard(fail) == 2
+    assert capsys.readouterr().err == "error: the disk is full\n"
+    assert main_guard(lambda: None) == 0 and main_guard(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        main_guard(lambda: 1 // 0)
