@@ -29,7 +29,8 @@ def save_dataset(ds: "xarray.Dataset", path: str | Path) -> Path:
     Raises:
         OutputError: the file cannot be written (see `write_atomic`).
     """
-    packed = {"_FillValue": None, "zlib": True, "complevel": 4, "shuffle": True, "fletcher32": True}
+    # Deflate brings a checksum with every block, even where it cannot compress: damage is found when reading.
+    packed = {"_FillValue": None, "zlib": True, "complevel": 4, "shuffle": True}
     encoding = {name: packed for name, variable in ds.variables.items() if variable.dtype.kind in "fiub"}
     # In memory first: HDF5 meets a full disk with errors of many kinds, and may crash when it closes the file.
     return write_bytes(path, ds.drop_encoding().to_netcdf(engine="h5netcdf", encoding=encoding))
