@@ -255,5 +255,7 @@ def test_each_panel_lays_the_theory_over_the_training(minimal, shown, monkeypatc
             np.testing.assert_array_equal(line.get_xydata().T, expected)
             assert line.get_linestyle() == "--"
     assert "alpha" in kept[0].axes[0].get_ylabel()
-    named = [text.get_text() for text in kept[0].legends[0].get_texts()]
+    key = kept[0].legends[0]
+    assert [line.get_color() for line in key.get_lines()[:5]] == [minimal.COLOURS[r] for r in RATIOS[::-1]]
+    named = [text.get_text() for text in key.get_texts()]
     assert named == ["r = 100", "r = 10", "r = 1", "r = 0.1", "r = 0.01", "Theorem 1"]
