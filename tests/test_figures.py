@@ -16,6 +16,7 @@ from qkdyn import figures
 from qkdyn.errors import InputError, OutputError
 from qkdyn.figures import canvas
 from qkdyn.figures.headline import _at, _points
+from qkdyn.figures.matched import _level_colours
 from qkdyn.figures.trajectories import _time_limits
 from sweep_data import attention, make_diverged, make_sweep
 
@@ -137,7 +138,15 @@ def test_matched_draws_means_bars_and_theory_in_the_order_of_r(sweep):
     ]
 
 
+def test_losses_darken_as_they_fall():
+    stats = make_sweep(seeds=1, ratios=(1.0,), records=10, levels=(0.1, 0.5, 0.01))
+    light = [sum(colour[:3]) for colour in _level_colours(stats)]
+    assert light[1] > light[0] > light[2]
+
+
 def test_headline_shows_attention_falling_with_loss_to_the_right(sweep):
+    sweep = sweep.copy(deep=True)
+    sweep["alpha"][{"design": 1}] *= 0.5  # the design that must not be drawn
     figure = figures.draw_headline(sweep.isel(design=[1, 0]))
     caco, fafo = figure.axes
     assert caco.get_title().startswith("CACO") and fafo.get_title().startswith("FAFO")
