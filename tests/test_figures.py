@@ -146,7 +146,8 @@ def test_losses_darken_as_they_fall():
 
 def test_headline_shows_attention_falling_with_loss_to_the_right(sweep):
     sweep = sweep.copy(deep=True)
-    sweep["alpha"][{"design": 1}] *= 0.5  # the design that must not be drawn
+    for name in ("alpha", "matched_alpha"):
+        sweep[name][{"design": 1}] *= 0.5  # the design that must not be drawn
     figure = figures.draw_headline(sweep.isel(design=[1, 0]))
     caco, fafo = figure.axes
     assert caco.get_title().startswith("CACO") and fafo.get_title().startswith("FAFO")
