@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -116,7 +116,8 @@ def show(table: "pd.DataFrame") -> None:
     )
     for column in ("quantity", "rates", "cells above 1e-4", "largest difference", "slope: least", "median", "most"):
         out.add_column(column, justify="right")
-    for (name, large, small), part in table.groupby(["quantity", "scale", "half"], sort=False):
+    for key, part in table.groupby(["quantity", "scale", "half"], sort=False):
+        name, large, small = cast(tuple[str, float, float], key)
         size, slope = part["difference"].abs().max(), part["slope"]
         numbers = (f"{slope.min():.3f}", f"{slope.median():.3f}", f"{slope.max():.3f}")
         out.add_row(str(name), f"{large:g} -> {small:g}", str(len(part)), f"{size:.2%}", *numbers)

@@ -317,3 +317,15 @@ def test_synthetic_sweep_is_what_the_theory_says():
     expected = {"FACO": (0.952226, 0.998698), "CACO": (0.263115, 0.544305), "FAFO": (0.114452, 0.602017)}
     for name, values in expected.items():
         np.testing.assert_allclose(at.sel(parameterization=name), values, rtol=1e-3)
+
+
+def test_matched_draws_the_theory_at_its_own_ratios_where_there_are_some():
+    ds = make_sweep(seeds=1, ratios=(1.0, 10.0), designs=("balanced",))
+    curve = np.linspace(0.1, 0.9, 4 * 5 * 3).reshape(4, 5, 3)
+    names = {
+        f"theory_curve_{k}": (("parameterization", "curve_r", "level"), curve) for k in ("alpha", "mu_ov", "mu_qk")
+    }
+    panel = figures.draw_matched(ds.assign(names).assign_coords(curve_r=np.geomspace(1, 10, 5))).axes[4 + 2]
+    lines = [line for line in panel.get_lines() if line.get_marker() == "None" and line.get_ls() == "-"]
+    np.testing.assert_array_equal([line.get_ydata() for line in lines], curve[2].T)
+    np.testing.assert_allclose(lines[0].get_xdata(), np.geomspace(1, 10, 5))

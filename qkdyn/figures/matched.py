@@ -37,7 +37,7 @@ def draw_matched(ds: "xarray.Dataset") -> "matplotlib.figure.Figure":
             axes.set_xscale("log")
             canvas.few_decades(axes.xaxis)
             for marks in _marks(stats.isel(parameterization=column)):
-                _matched_curve(axes, variable, **marks)
+                _matched_curve(axes, variable, theory=_theory(ds, variable, marks["cells"]), **marks)
             if row == 0:
                 axes.set_title(canvas.panel_title(name), fontsize=9.5)
                 axes.set_ylim(-0.03, 1.03)
@@ -65,15 +65,29 @@ def _marks(stats: "xarray.Dataset") -> Iterator[dict[str, Any]]:
             yield {"cells": stats.isel(design=i, level=n), "colour": colour, "place": i}
 
 
+def _theory(ds: "xarray.Dataset", variable: str, cells: "xarray.Dataset") -> tuple[np.ndarray, np.ndarray]:
+    """Ratios and the theory there, for one parameterization and level: at many ratios where `ds` has them."""
+    if f"theory_curve_{variable}" not in ds:
+        return cells["r"].to_numpy(), cells[f"{variable}_theory"].to_numpy()
+    place = {"parameterization": cells["parameterization"].item(), "level": cells["level"].item()}
+    return ds["curve_r"].to_numpy(), ds[f"theory_curve_{variable}"].sel(place).to_numpy()
+
+
 def _matched_curve(
-    axes: "matplotlib.axes.Axes", variable: str, *, cells: "xarray.Dataset", colour: Any, place: int
+    axes: "matplotlib.axes.Axes",
+    variable: str,
+    *,
+    theory: tuple[np.ndarray, np.ndarray],
+    cells: "xarray.Dataset",
+    colour: Any,
+    place: int,
 ) -> None:
     """Means with the seeds' standard deviation as bars, and once per level the line of the theory."""
     r = cells["r"].to_numpy()
     if place == 0:
         # A single ratio makes no line: a dash stands for it.
         alone = {"marker": "_", "markersize": 18} if r.size == 1 else {}
-        axes.plot(r, cells[f"{variable}_theory"].to_numpy(), color=colour, linewidth=1.3, **alone)
+        axes.plot(*theory, color=colour, linewidth=1.3, **alone)
     sd = np.nan_to_num(cells[f"{variable}_sd"].to_numpy())
     face = colour if place == 0 else "white"
     axes.errorbar(

@@ -28,9 +28,11 @@ def draw_step_size(frame: "pandas.DataFrame") -> "matplotlib.figure.Figure":
     for axes, name in zip(grid[0], names, strict=True):
         canvas.style(axes)
         axes.set(xscale="log", yscale="log", title=canvas.LABELS[name], xlabel="factor on every learning rate")
-        for (_, r, _), line in frame[frame["quantity"] == name].groupby(["parameterization", "r", "level"]):
-            line = line.sort_values("scale")
-            axes.plot(line["scale"], line["difference"].abs(), color=colours[r], linewidth=1, marker=".", markersize=4)
+        own = frame[frame["quantity"] == name].pivot_table(
+            index="scale", columns=["parameterization", "r", "level"], values="difference"
+        )
+        for r, line in zip(own.columns.get_level_values("r"), own.to_numpy().T, strict=True):
+            axes.plot(own.index, np.abs(line), color=colours[float(r)], linewidth=1, marker=".", markersize=4)
         axes.plot(scales, 0.02 * scales, color=canvas.INK, linewidth=1.2, linestyle=canvas.DASHES)
         axes.set_xticks(scales, [f"{scale:g}" for scale in scales])
         axes.minorticks_off()

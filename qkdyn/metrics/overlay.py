@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Records are float32 projections of whole matrices; a bound is broken only beyond their rounding.
 ROUNDING = 1e-5
+# Ratios at which the theory is drawn between the least and the largest of a sweep.
+CURVE = 61
 
 
 def with_theory(ds: "xr.Dataset", setting: Setting, initial: Mapping[str, tuple[float, float]]) -> "xr.Dataset":
@@ -24,7 +26,8 @@ def with_theory(ds: "xr.Dataset", setting: Setting, initial: Mapping[str, tuple[
 
     Returns:
         `ds` with theory_* on (parameterization, r, record), theory_matched_* and log_amplification (how much a difference
-        between two tokens of a class has grown, see `class_competition`) on (parameterization, r, level).
+        between two tokens of a class has grown, see `class_competition`) on (parameterization, r, level); and, where there
+        are several ratios, theory_curve_* between them on (parameterization, curve_r, level).
     """
     r, level = ds.r.values, ds.level.values
     forms = ds.parameterization.values
@@ -43,7 +46,22 @@ def with_theory(ds: "xr.Dataset", setting: Setting, initial: Mapping[str, tuple[
         f"theory_matched_{k}": (at_level, np.stack([getattr(s, k) for s in states]))
         for k in ("alpha", "mu_ov", "mu_qk", "t")
     }
-    return ds.assign(added | {"log_amplification": (at_level, np.stack(growth))})
+    ds = ds.assign(added | {"log_amplification": (at_level, np.stack(growth))})
+    return _with_curve(ds, setting, initial) if r.size > 1 else ds
+
+
+def _with_curve(ds: "xr.Dataset", setting: Setting, initial: Mapping[str, tuple[float, float]]) -> "xr.Dataset":
+    """Add theory_curve_* on (parameterization, curve_r, level), so that a figure need not join a few points by lines."""
+    r, level = np.geomspace(ds.r.min(), ds.r.max(), CURVE), ds.level.values
+    states = [
+        at_loss(setting, r[:, None], level, parameterization=form, initial=initial[form])
+        for form in ds.parameterization.values
+    ]
+    axes = ("parameterization", "curve_r", "level")
+    curves = {
+        f"theory_curve_{k}": (axes, np.stack([getattr(s, k) for s in states])) for k in ("alpha", "mu_ov", "mu_qk")
+    }
+    return ds.assign(curves).assign_coords(curve_r=r)
 
 
 def with_bounds(ds: "xr.Dataset", setting: Setting) -> "xr.Dataset":

@@ -97,3 +97,14 @@ def test_runs_without_records_are_neither():
 
 def test_without_caco_there_is_nothing_to_check():
     assert "bounds_hold" not in with_bounds(records(parameterizations=("FAFO",)), SETTING)
+
+
+def test_the_curve_passes_between_the_ratios():
+    ds = with_theory(records(), SETTING, INITIAL)
+    assert ds.curve_r.values[[0, -1]] == pytest.approx(R) and ds.theory_curve_alpha.sizes["curve_r"] > 50
+    for form in ("FAFO", "CACO"):
+        state = at_loss(SETTING, ds.curve_r.values[30], 0.1, parameterization=form, initial=INITIAL[form])
+        assert float(ds.theory_curve_mu_qk.sel(parameterization=form, level=0.1)[30]) == pytest.approx(
+            float(state.mu_qk)
+        )
+    assert "curve_r" not in with_theory(records().isel(r=[0]), SETTING, INITIAL)

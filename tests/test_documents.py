@@ -1,0 +1,76 @@
+"""The documents: the README's example prints what it says, its links and commands exist, the house is as it is described."""
+
+import ast
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_example_prints_what_it_says():
+    code, printed = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", README, re.DOTALL).groups()
+    assert len(code.splitlines()) <= 16
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README.md", "exec"), {})
+    assert out.getvalue() == printed
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "docs/errata.md", "docs/reproduction.md"])
+def test_links_lead_somewhere(document):
+    path = ROOT / document
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_targets_named_in_documents_are_in_the_makefile():
+    targets = set(re.findall(r"^([a-z0-9-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = set()
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]:
+        named |= set(re.findall(r"`make ([a-z0-9-]+)", document.read_text()))
+    assert named and named <= targets
+
+
+def test_the_rooms_of_the_house_exist():
+    text = (ROOT / "docs/architecture.md").read_text()
+    for cell in re.findall(r"^\| (`[^|]+`) \|", text, re.MULTILINE):
+        names = re.findall(r"`([^`]+)`", cell)
+        folder = (ROOT / names[0]).parent
+        for name in names:
+            assert (ROOT / name).exists() or (folder / name).exists(), name
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+ORDER = ["tasks", "circuits", "attention", "optim", "theory", "train", "results", "metrics", "figures"]
+
+
+def test_imports_point_one_way():
+    for path in (ROOT / "qkdyn").rglob("*.py"):
+        own = path.relative_to(ROOT / "qkdyn").with_suffix("").parts[0]
+        if own not in ORDER:
+            continue
+        for module in imports(path):
+            parts = module.split(".")
+            assert parts[0] != "experiments"
+            if parts[0] == "qkdyn" and len(parts) > 1 and parts[1] in ORDER and parts[1] != own:
+                assert ORDER.index(parts[1]) < ORDER.index(own), f"{path} imports {module}"
+                assert {own, parts[1]} != {"theory", "train"}, f"{path} imports {module}"
+
+
+def test_files_keep_to_their_size_and_say_what_they_are():
+    for path in [*(ROOT / "qkdyn").rglob("*.py"), *(ROOT / "experiments").glob("*.py")]:
+        source = path.read_text()
+        assert len(source.splitlines()) <= 400, path
+        assert ast.get_docstring(ast.parse(source)), path
