@@ -92,17 +92,15 @@ def run(config: Config) -> "pd.DataFrame":
 
 def slopes(frame: "pd.DataFrame") -> "pd.DataFrame":
     """Slope of ln |difference| in ln(scale) between neighbouring scales, where the larger difference exceeds `SMALLEST`."""
-    wide = frame.pivot_table(index=["quantity", *CELL], columns="scale", values="difference")
-    scales = sorted(wide.columns, reverse=True)
-    rows = []
-    for large, small in itertools.pairwise(scales):
-        clear = wide[wide[large].abs() > SMALLEST]
-        slope = np.log(np.abs(clear[large] / clear[small])) / np.log(large / small)
-        rows.append(
-            slope.rename("slope").reset_index().assign(scale=large, half=small, difference=clear[large].to_numpy())
-        )
     import pandas as pd
 
+    wide = frame.pivot_table(index=["quantity", *CELL], columns="scale", values="difference")
+    rows = []
+    for large, small in itertools.pairwise(sorted(set(frame["scale"]), reverse=True)):
+        pair = wide.rename(columns={large: "difference", small: "halved"})[["difference", "halved"]].reset_index()
+        pair = pair[pair["difference"].abs() > SMALLEST]
+        slope = np.log((pair["difference"] / pair["halved"]).abs()) / np.log(large / small)
+        rows.append(pair.assign(scale=large, half=small, slope=slope))
     return pd.concat(rows, ignore_index=True)
 
 
