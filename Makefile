@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep step-size test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size bench test lint types format check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv with everything the project needs
 
@@ -22,6 +22,9 @@ $(READY): pyproject.toml constraints.txt
 
 sweep: $(READY)  ## train the grid over r, seeds and parameterizations; figures and table in results/sweep
 	$(BIN)/python -m experiments.sweep $(ARGS)
+
+sweep-2proc: $(READY)  ## the quick sweep by two processes that meet on this machine
+	$(BIN)/python -m qkdyn.train.launch 2 -- -m experiments.sweep --quick --out results/quick/sweep-2proc $(ARGS)
 
 step-size: $(READY)  ## show that descent approaches the theory like O(eta); results/step_size
 	$(BIN)/python -m experiments.step_size $(ARGS)

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkdyn.circuits import on_ansatz
 from qkdyn.config import as_dict, digest, main_guard, parse
-from qkdyn.errors import check_positive
+from qkdyn.errors import check_count, check_positive
 from qkdyn.figures import draw_sweep
 from qkdyn.metrics.overlay import with_bounds, with_theory
 from qkdyn.parameterization import Parameterization
@@ -33,8 +33,13 @@ from qkdyn.results import (
 )
 from qkdyn.tasks.orthogonal import OrthogonalTask
 from qkdyn.theory import Setting, at_loss
-from qkdyn.train.devices import use_host_devices
-from qkdyn.train.state import Plan, RunState, Status
+from qkdyn.train.campaign import Snapshot
+from qkdyn.train.devices import Machine
+from qkdyn.train.interrupt import on_request
+from qkdyn.train.lock import lock
+from qkdyn.train.processes import in_turn, primary
+from qkdyn.train.state import Plan, Status
+from qkdyn.train.store import open_store
 from qkdyn.train.sweep import Grid, run_sweep
 
 if TYPE_CHECKING:
@@ -104,7 +109,7 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class Options:
-    """How it is run; no result depends on it."""
+    """How it is run; no result depends on it (but for `exact`, to rounding)."""
 
     protocol: str = "reference"
     """One of: reference, quick."""
@@ -112,20 +117,43 @@ class Options:
     """Short for --protocol quick."""
     out: Path | None = None
     """Folder for the results; default results/sweep, or results/quick/sweep for the quick protocol."""
-    devices: int | None = None
-    """Host devices to split the CPU into; default one per core."""
     draw_only: bool = False
     """Redraw the figures and tables from the records in `out`; train nothing."""
+    fresh: bool = False
+    """Forget what `out` holds of finished and unfinished runs, and begin anew."""
+    checkpoint_seconds: float = 10.0
+    """Seconds between checkpoints."""
+    checkpoints: int = 2
+    """Checkpoints that are kept."""
+    max_runs: int | None = None
+    """Runs held in memory at once; default chosen from what a run needs and the memory there is."""
+    exact: bool = True
+    """The same bits on any number of devices; --no-exact gives each device all its runs at once."""
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        check_positive("checkpoint_seconds", self.checkpoint_seconds, zero=True)
+        check_count("checkpoints", self.checkpoints)
+        if self.max_runs is not None:
+            check_count("max_runs", self.max_runs)
 
     @property
     def folder(self) -> Path:
         """Where the results go."""
         quick = self.quick or self.protocol == "quick"
-        return self.out or Path("results") / ("quick/sweep" if quick else "sweep")
+        return (self.out or Path("results") / ("quick/sweep" if quick else "sweep")).absolute()
 
 
-def run(config: Config, on_share: Callable[[float, str], None] = lambda share, status: None) -> "xr.Dataset":
-    """Train the grid and lay theory and bounds over it; `on_share` hears the share done and a status line."""
+def run(
+    config: Config, on_share: Callable[[float, str], None] = lambda share, status: None, **how: Any
+) -> "xr.Dataset":
+    """Train the grid and lay theory and bounds over it.
+
+    Args:
+        config: what is run.
+        on_share: hears the share done and a status line.
+        how: store, request, max_runs and exact, see `run_sweep`.
+    """
     forms = config.grid.parameterizations
     directions = config.task.directions()
     starts = {form: config.initial(form) for form in forms}
@@ -136,13 +164,14 @@ def run(config: Config, on_share: Callable[[float, str], None] = lambda share, s
         eta_ov={form: config.rate(form) for form in forms},
         initial={f: on_ansatz(directions, f, mu_ov=starts[f][0], mu_qk=starts[f][1]) for f in forms},
         on_chunk=_share_of(config, on_share),
+        **how,
     )
     ds = with_bounds(with_theory(ds, config.setting, starts), config.setting)
     title = "Training in the orthogonal setting of Sec. 6.1 by SGD, and the scalars of Theorem 1"
     return ds.assign_attrs(title=title, config=json.dumps(as_dict(config), sort_keys=True), digest=digest(config))
 
 
-def _share_of(config: Config, on_share: Callable[[float, str], None]) -> Callable[[str, RunState], None]:
+def _share_of(config: Config, on_share: Callable[[float, str], None]) -> Callable[[str, Snapshot], None]:
     """Progress in steps, with the length of each run foretold by the theory."""
     designs, ratios, seeds = config.grid.shape
     length = {}
@@ -156,16 +185,39 @@ def _share_of(config: Config, on_share: Callable[[float, str], None]) -> Callabl
     runs = len(length) * designs * ratios * seeds
     done: dict[str, tuple[float, int, int]] = dict.fromkeys(length, (0.0, 0, 0))
 
-    def on_chunk(form: str, states: RunState) -> None:
-        ended = states.status != Status.running
-        share = np.where(ended, length[form], np.minimum(states.step, length[form])).sum()
-        done[form] = (float(share), int(ended.sum()), int(states.step.sum()))
+    def on_chunk(form: str, now: Snapshot) -> None:
+        ended = now.status != Status.running
+        share = np.where(ended, length[form], np.minimum(now.step, length[form])).sum()
+        done[form] = (float(share), int(ended.sum()), int(now.step.sum()))
         shares, finished, steps = (sum(column) for column in zip(*done.values(), strict=True))
-        loss = states.previous["loss"][np.isfinite(states.previous["loss"])]
-        spread = f"loss {loss.min():.2g}-{loss.max():.2g}" if loss.size else "no finite loss"
+        loss = now.loss[np.isfinite(now.loss)]
+        spread = f"loss {loss.min():.2g}-{loss.max():.2g}" if loss.size else "from the records"
         on_share(shares / total, f"{form}  {steps:,} run-steps, {spread}, {finished}/{runs} runs")
 
     return on_chunk
+
+
+def identity(config: Config, options: Options) -> dict[str, Any]:
+    """What runs must share to belong together: everything but the grid, which may grow, and how the work is cut up."""
+    shared = as_dict(config)
+    del shared["grid"], shared["plan"]["chunk"]
+    return shared | {"exact": options.exact}
+
+
+def train(config: Config, options: Options) -> "xr.Dataset":
+    """Run `config`, kept on disk on the way; on a signal save, and raise `Interrupted`."""
+    store = in_turn(
+        lambda: open_store(
+            options.folder / "checkpoints",
+            identity(config, options),
+            fresh=options.fresh,
+            every=options.checkpoint_seconds,
+            keep=options.checkpoints,
+            primary=primary(),
+        )
+    )
+    with on_request() as request, track("sweep", show=primary()) as update:
+        return run(config, update, store=store, request=request, max_runs=options.max_runs, exact=options.exact)
 
 
 def write(ds: "xr.Dataset", folder: Path, wall_seconds: float, argv: Sequence[str]) -> list[Path]:
@@ -197,12 +249,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         ds = load_dataset(options.folder / "data.nc")
         show(ds, [write_summary(ds, options.folder / "summary.csv"), *draw_sweep(ds, options.folder)])
         return 0
-    folder = prepare_folder(options.folder)
-    use_host_devices(options.devices)
-    begun = time.monotonic()
-    with track("sweep") as update:
-        ds = run(config, update)
-    show(ds, write(ds, folder, time.monotonic() - begun, ["python", "-m", "experiments.sweep", *arguments]))
+    options.machine.join()
+    if not primary():
+        train(config, options)
+        return 0
+    with lock(prepare_folder(options.folder)):
+        begun = time.monotonic()
+        ds = train(config, options)
+        command = ["python", "-m", "experiments.sweep", *arguments]
+        show(ds, write(ds, options.folder, time.monotonic() - begun, command))
     diverged = int((ds.status == Status.diverged).sum())
     if diverged:
         print(f"{diverged} of {ds.status.size} runs diverged and are marked; a smaller --rate-scale keeps them finite")

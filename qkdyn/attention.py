@@ -39,16 +39,26 @@ def forward(
     """
     score = scale * scores(params, X, x_T)
     if mask is None:
-        attention = jax.nn.softmax(score)
+        attention = _softmax(score)
     else:
         # A row with nothing to attend to would be 0/0: give it finite scores, then no attention at all.
         some = mask.any(-1, keepdims=True)
-        attention = jax.nn.softmax(jnp.where(mask | ~some, score, -jnp.inf)) * some
+        attention = _softmax(jnp.where(mask | ~some, score, -jnp.inf)) * some
     mixed = jnp.einsum("...t,...td->...d", attention, X)
     ov = params["ov"]
     if parameterization_of(params).factorized_ov:
         return (mixed @ ov["W_V"].mT) @ ov["W_O"].mT, attention
     return mixed @ ov["W_OV"].mT, attention
+
+
+def _softmax(score: Float[Array, "*batch T"]) -> Float[Array, "*batch T"]:
+    """Softmax over the last axis, the quotient written as a product with the reciprocal.
+
+    Compilers make either of a quotient by a sum, depending on what surrounds it; so written, a run has the same bits on
+    one device and on many.
+    """
+    weight = jnp.exp(score - jax.lax.stop_gradient(score.max(-1, keepdims=True)))
+    return weight * (1.0 / weight.sum(-1, keepdims=True))
 
 
 def cross_entropy(logits: Float[Array, "*batch M"], y: Int[Array, "*batch"]) -> Float[Array, ""]:

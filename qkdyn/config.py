@@ -4,13 +4,17 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from qkdyn.errors import QkdynError, reject
+from qkdyn.errors import Interrupted, OutputWarning, PeerError, QkdynError, reject
 
 FORMAT_VERSION = 1
+# Exit statuses, as in sysexits.h: "temporary failure, try again", and the next one.
+INTERRUPTED, PEER_GONE = 75, 76
 # What only says how the work is cut up: no result depends on it, so the digest leaves it out.
 EXECUTION = frozenset({"chunk"})
 
@@ -77,9 +81,36 @@ def parse(
 
 
 def main_guard(main: Callable[[], int | None]) -> int:
-    """Run a command; an error of ours becomes one line on standard error and exit status 2."""
+    """Run a command so that what ends it is one line on standard error and an exit status of its own.
+
+    Statuses: 2 wrong input, or files that cannot be written; 75 asked to end, and saved (the same command goes on);
+    76 another process of a distributed run is gone. Warnings of ours are lines too.
+    """
+    warnings.showwarning = _one_line
     try:
         return main() or 0
+    except Interrupted as stop:
+        print(f"\ninterrupted by {stop}: saved; the same command goes on from here", file=sys.stderr)
+        return INTERRUPTED
+    except PeerError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        # JAX would wait at the exit for those that are gone.
+        os._exit(PEER_GONE)
     except QkdynError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def _one_line(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning: ours as one line, others as Python does."""
+    if issubclass(category, OutputWarning):
+        print(f"warning: {message}", file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), file=file or sys.stderr, end="")

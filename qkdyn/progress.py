@@ -9,17 +9,20 @@ Update = Callable[[float, str], None]
 
 
 @contextmanager
-def track(description: str, *, every: float = 10.0) -> Iterator[Update]:
+def track(description: str, *, every: float = 10.0, show: bool = True) -> Iterator[Update]:
     """Show progress on standard error while the block runs.
 
     Args:
         description: what is being done.
         every: seconds between plain lines where standard error is not a terminal.
+        show: False for nothing at all, as in all but one of several processes.
 
     Yields:
         A function of the share done, in [0, 1], and a short status text.
     """
-    if sys.stderr.isatty():
+    if not show:
+        yield lambda share, status: None
+    elif sys.stderr.isatty():
         with _bar(description) as update:
             yield update
     else:
@@ -55,13 +58,14 @@ def _bar(description: str) -> Iterator[Update]:
 def _lines(description: str, every: float) -> Update:
     begun = time.monotonic()
     shown = -every
+    whole = False
 
     def update(share: float, status: str) -> None:
-        nonlocal shown
+        nonlocal shown, whole
         spent = time.monotonic() - begun
-        if spent - shown < every and share < 1:
+        if whole or (spent - shown < every and share < 1):
             return
-        shown = spent
+        shown, whole = spent, share >= 1
         left = f"ETA {spent * (1 - share) / share:.0f} s" if share > 0 else "ETA unknown"
         print(f"{description}: {share:4.0%}  {status}  {spent:.0f} s, {left}", file=sys.stderr, flush=True)
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkdyn.results.files import write_bytes
+from qkdyn.files import write_bytes
 from qkdyn.results.summary import mean_and_sd
 
 if TYPE_CHECKING:
     import matplotlib.axes
     import matplotlib.figure
+    import xarray
 
 DPI = 140
 INK, GRID = "#222222", "#dddddd"
@@ -57,23 +58,52 @@ def style(axes: "matplotlib.axes.Axes") -> None:
     axes.tick_params(labelsize=8, which="both")
 
 
-def nothing_recorded(axes: "matplotlib.axes.Axes") -> None:
-    """Say in an empty panel that it is empty because no run recorded anything, and not by mistake."""
-    axes.text(0.5, 0.5, "no run recorded", transform=axes.transAxes, ha="center", va="center", fontsize=9, color=INK)
+def nothing_recorded(axes: "matplotlib.axes.Axes", *, started: bool = False, what: str = "no run recorded") -> None:
+    """Say in an empty panel why it is empty: no run recorded anything, or (`started`) nothing after its start."""
+    text = f"{what}\nafter its start" if started else what
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=9, color=INK)
 
 
-def few_decades(axis: Any) -> None:
-    """At most seven labelled decades on a logarithmic axis, and no minor labels."""
-    from matplotlib.ticker import LogLocator, NullFormatter
+def log_ticks(axis: Any, bounds: tuple[float, float]) -> None:
+    """Label a logarithmic axis that shows `bounds`: at most seven decades, or round numbers where no two are in sight."""
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogFormatterMathtext,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+    )
 
-    axis.set_major_locator(LogLocator(numticks=7))
+    low, high = bounds
+    decades = math.floor(math.log10(high) + 1e-9) - math.ceil(math.log10(low) - 1e-9) + 1
     axis.set_minor_formatter(NullFormatter())
+    if decades >= 2:
+        axis.set_major_locator(LogLocator(numticks=7))
+        axis.set_major_formatter(LogFormatterMathtext())
+        return
+    first = 10.0 ** math.floor(math.log10(low))
+    places = [first * 10**k * digit for k in range(3) for digit in (1, 2, 5)]
+    places = [place for place in places if low <= place <= high]
+    if len(places) < 3:
+        fine = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+        places = [float(place) for place in fine if low <= place <= high]
+    # As many digits as it takes to tell the labels apart.
+    digits = max(3, math.ceil(math.log10(high / (high - low))) + 2)
+    axis.set_major_locator(FixedLocator(places))
+    axis.set_minor_locator(FixedLocator([]))
+    axis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:.{digits}g}"))
 
 
 def span(values: np.ndarray, *, positive: bool = False) -> tuple[float, float] | None:
     """Smallest and largest finite (and `positive`) value, or None if there is none."""
     kept = values[np.isfinite(values) & ((values > 0) | (not positive))]
     return (float(kept.min()), float(kept.max())) if kept.size else None
+
+
+def known(ds: "xarray.Dataset", *names: str) -> bool:
+    """Whether one of the variables is there and has a finite value."""
+    return any(name in ds and bool(np.isfinite(ds[name]).any()) for name in names)
 
 
 def legend(figure: "matplotlib.figure.Figure", handles: Sequence[Any]) -> None:
@@ -144,12 +174,24 @@ def band(axes: "matplotlib.axes.Axes", x: np.ndarray, values: np.ndarray, colour
     running = known.any(1)
     every = known[running].all(0) if running.any() else every
     axes.fill_between(x, low, high, color=colour, alpha=0.3, linewidth=0)
-    axes.plot(x, np.where(every, mean_and_sd(values.T)[0], np.nan), color=colour, linewidth=width)
+    mean = np.where(every, mean_and_sd(values.T)[0], np.nan)
+    axes.plot(x, mean, color=colour, linewidth=width, marker="o", markersize=width + 2.5, markevery=_alone(mean))
+    if (some & ~every).any():
+        # Where only some seeds go on and only for one record, the band has no width to be seen by.
+        for edge in (low, high):
+            lonely = np.intersect1d(_alone(edge), np.flatnonzero(~every))
+            axes.scatter(x[lonely], edge[lonely], s=(width + 2.5) ** 2, color=colour, alpha=0.3, linewidth=0)
+
+
+def _alone(y: np.ndarray) -> list[int]:
+    """Where `y` is known and neither neighbour is: a line through it draws nothing there."""
+    known = np.concatenate([[False], np.isfinite(y), [False]])
+    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
 
 
 def plot_theory(axes: "matplotlib.axes.Axes", x: np.ndarray, y: np.ndarray) -> None:
-    """Draw one curve of the theory: thin, dark and dashed, so that the simulation shows through."""
-    axes.plot(x, y, color=INK, linewidth=0.9, linestyle=DASHES)
+    """Draw one curve of the theory: thin, dark and dashed, so that the simulation shows through; a cross for a point."""
+    axes.plot(x, y, color=INK, linewidth=0.9, linestyle=DASHES, marker="x", markersize=5, markevery=_alone(y))
 
 
 def panel_title(name: str) -> str:
@@ -158,7 +200,9 @@ def panel_title(name: str) -> str:
 
 
 def log_limits(bounds: tuple[float, float], margin: float = 0.05) -> tuple[float, float]:
-    """`bounds` (positive) widened by a part `margin` of their logarithmic width, and by a little if they coincide."""
+    """`bounds` (positive) widened by a part `margin` of their logarithmic width; to a factor 2 around if they coincide."""
+    if bounds[0] == bounds[1]:
+        return bounds[0] / 2, bounds[1] * 2
     width = max(math.log(bounds[1] / bounds[0]), 0.2) * margin
     return bounds[0] * math.exp(-width), bounds[1] * math.exp(width)
 

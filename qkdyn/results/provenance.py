@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qkdyn.results.files import write_text
+from qkdyn.files import write_text
 
 PACKAGES = (
     "qkdyn",

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float, Int
 
+from qkdyn.files import write_text
 from qkdyn.results.datasets import GRID, QUANTITIES, check_sweep
-from qkdyn.results.files import write_text
 
 if TYPE_CHECKING:
     import pandas

@@ -1,7 +1,8 @@
 """The engine: many runs advanced together, `jit(shard_map(vmap(scan)))` over fixed-size blocks, a host loop over chunks.
 
 The unit of compilation is one block of runs on every device, whatever the size of the grid. After each chunk the runs that
-have ended are left out and the others packed into as few blocks as hold them.
+have ended are left out and the others packed into as few blocks as hold them. A run's bits depend neither on the runs beside
+it, nor on its place among them, nor on the number of devices or processes (`Job.exact`).
 """
 
 import functools
@@ -10,17 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qkdyn.circuits import Params
 from qkdyn.optim import circuit_optimizer
+from qkdyn.train.processes import to_host
 from qkdyn.train.state import Plan, Run, RunState, Status, start
 from qkdyn.train.step import Measure, advance
 
 Tree = Any
+RUNS = PartitionSpec("runs")
 
 
 @dataclass(frozen=True)
@@ -32,21 +34,32 @@ class Job:
         probe: measures parameters; its "loss" decides crossings and ends.
         plan: what is recorded, and when a run ends.
         base: the optimizer as a function of its rate.
+        exact: blocks of `plan.block` runs on every device, so that a run has the same bits on any number of devices. If
+            not, each device takes as many runs at once as there are for it: faster on devices made for it, the same only
+            to rounding.
     """
 
     task: Any
     probe: Measure
     plan: Plan
     base: Callable[[Any], optax.GradientTransformation] = optax.sgd
+    exact: bool = True
 
     def optimizer(self, run: Run) -> optax.GradientTransformationExtraArgs:
         """The per-circuit optimizer of one run: eta_QK = r eta_OV, both traced."""
         return circuit_optimizer(self.base, multipliers={"qk": run.r, "ov": 1.0}, learning_rate=run.eta_ov)
 
+    def block(self, active: int, devices: int) -> int:
+        """How many runs each device takes at once when `active` runs are left."""
+        if self.exact:
+            return self.plan.block
+        # Powers of two: few sizes, few programs.
+        return max(self.plan.block, 1 << (-(-active // devices) - 1).bit_length())
 
-@functools.partial(jax.jit, static_argnames=("job", "devices"))
-def advance_block(states: RunState, runs: Run, *, job: Job, devices: int) -> RunState:
-    """Take `job.plan.chunk` steps of `devices` x `job.plan.block` runs, one block on each device."""
+
+@functools.partial(jax.jit, static_argnames=("job", "mesh"))
+def advance_block(states: RunState, runs: Run, *, job: Job, mesh: Mesh) -> RunState:
+    """Take `job.plan.chunk` steps of all given runs, an equal share of them on each device of the mesh."""
     plan = job.plan
 
     def chunk(state: RunState, run: Run) -> RunState:
@@ -55,14 +68,12 @@ def advance_block(states: RunState, runs: Run, *, job: Job, devices: int) -> Run
         )
         return jax.lax.scan(lambda s, _: (step(s), None), state, length=plan.chunk)[0]
 
-    # Rates and probes are compared with float64 theory: no reduced-precision matrix products where a device offers them.
+    # Rates and probes are compared with float64 theory: no reduced-precision matrix products where a device has them.
     def local(states: RunState, runs: Run) -> RunState:
         with jax.default_matmul_precision("highest"):
             return jax.vmap(chunk)(states, runs)
 
-    mesh = jax.make_mesh((devices,), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
-    over_runs = PartitionSpec("runs")
-    return jax.shard_map(local, mesh=mesh, in_specs=over_runs, out_specs=over_runs, check_vma=False)(states, runs)
+    return jax.shard_map(local, mesh=mesh, in_specs=RUNS, out_specs=RUNS, check_vma=False)(states, runs)
 
 
 @functools.partial(jax.jit, static_argnames="job")
@@ -75,36 +86,45 @@ def _start(params: Params, runs: Run, job: Job) -> RunState:
 
 def start_runs(params: Params, runs: Run, job: Job) -> RunState:
     """States of all runs before their first step, on the host; all start from the same `params`."""
-    return jax.device_get(_start(params, runs, job))
+    return jax.tree.map(np.array, jax.device_get(_start(params, runs, job)))
 
 
 def advance_runs(states: RunState, runs: Run, job: Job) -> Iterator[RunState]:
     """Advance all runs chunk by chunk until each has ended; yields the states of all, on the host, after each chunk.
 
     Args:
-        states: states of N runs, on the host; ended runs are left as they are.
+        states: states of N runs, on the host, the same in every process; ended runs are left as they are.
         runs: the N runs.
         job: what is trained, measured and recorded.
+
+    Raises:
+        PeerError: another process of a distributed run is gone.
     """
-    devices = jax.local_device_count()
-    width = devices * job.plan.block
+    mesh = jax.make_mesh((jax.device_count(),), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
     states = jax.tree.map(np.array, states)
     while (active := np.flatnonzero(states.status == Status.running)).size:
+        width = mesh.size * job.block(active.size, mesh.size)
         # All groups are dispatched before the first result is waited for.
         groups = [active[i : i + width] for i in range(0, active.size, width)]
         results = [
-            advance_block(_take(states, group, width), _take(runs, group, width), job=job, devices=devices)
-            for group in groups
+            advance_block(_take(states, g, width, mesh), _take(runs, g, width, mesh), job=job, mesh=mesh)
+            for g in groups
         ]
         for group, result in zip(groups, results, strict=True):
-            _put(states, group, jax.device_get(result))
+            _put(states, group, to_host(result))
         yield states
 
 
-def _take(tree: Tree, group: np.ndarray, width: int) -> Tree:
-    """Rows `group` of every leaf, padded with copies of its first to `width` rows."""
+def _take(tree: Tree, group: np.ndarray, width: int, mesh: Mesh) -> Tree:
+    """Rows `group` of every leaf, padded with copies of its first to `width` rows and spread over the devices."""
     rows = np.concatenate([group, np.full(width - group.size, group[0])])
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf[rows]), tree)
+    sharding = NamedSharding(mesh, RUNS)
+
+    def spread(leaf: np.ndarray) -> jax.Array:
+        taken = leaf[rows]
+        return jax.make_array_from_callback(taken.shape, sharding, lambda index: taken[index])
+
+    return jax.tree.map(spread, tree)
 
 
 def _put(tree: Tree, group: np.ndarray, rows: Tree) -> None:

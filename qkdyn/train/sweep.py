@@ -1,5 +1,6 @@
 """Sweeps: a grid over design, parameterization, ratio r and seed, trained by gradient descent -> an xarray Dataset."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,12 @@ from qkdyn.circuits import Params
 from qkdyn.errors import InputError, check_positive, reject
 from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.orthogonal import DESIGNS, OrthogonalTask
-from qkdyn.train.engine import Job, advance_runs, start_runs
+from qkdyn.train.campaign import Campaign, Outcome, Snapshot
+from qkdyn.train.engine import Job
+from qkdyn.train.interrupt import Request
 from qkdyn.train.probe import AnsatzProbe
-from qkdyn.train.state import Plan, Run, RunState, Status, check_reachable
+from qkdyn.train.state import Plan, Run, Status, check_reachable
+from qkdyn.train.store import Store
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -71,7 +75,11 @@ def run_sweep(
     eta_ov: Mapping[str, float],
     initial: Mapping[str, Params],
     base: Callable[[Any], optax.GradientTransformation] = optax.sgd,
-    on_chunk: Callable[[str, RunState], None] | None = None,
+    exact: bool = True,
+    store: Store | None = None,
+    max_runs: int | None = None,
+    request: Request | None = None,
+    on_chunk: Callable[[str, Snapshot], None] | None = None,
 ) -> "xr.Dataset":
     """Train every run of `grid` by gradient descent on all parameters.
 
@@ -84,7 +92,11 @@ def run_sweep(
         eta_ov: learning rate of the output-value circuit, by parameterization; eta_QK is r times it.
         initial: parameters at step 0, by parameterization, the same for every run.
         base: the optimizer as a function of its rate.
-        on_chunk: called after each chunk with the parameterization and the states of its runs.
+        exact: whether a run has the same bits on any number of devices, see `Job`.
+        store: keeps finished parts and checkpoints; what it has is not trained again.
+        max_runs: runs held in memory at once; None chooses.
+        request: signals noted, see `Campaign`.
+        on_chunk: called after each chunk with the parameterization and where its runs stand.
 
     Returns:
         Measures against the recorded steps, (design, parameterization, r, seed, record), NaN after a run's end; the same
@@ -93,8 +105,10 @@ def run_sweep(
 
     Raises:
         InputError: a parameterization without rate or start. RangeError: a level above the loss at the start.
+        Interrupted, OutputError, PeerError: see `Campaign.finish`.
     """
-    job = Job(task, AnsatzProbe(task), plan, base)
+    job = Job(task, AnsatzProbe(task), plan, base, exact)
+    campaign = Campaign(job, store, max_runs, request)
     for form in grid.parameterizations:
         for name, given in (("eta_ov", eta_ov), ("initial", initial)):
             if form not in given:
@@ -103,13 +117,10 @@ def run_sweep(
                 )
         check_positive(f"eta_ov[{form}]", eta_ov[form])
         check_reachable(plan, float(job.probe(initial[form])["loss"]), form)
-    finished: dict[str, RunState] = {}
+    finished: dict[str, Outcome] = {}
     for form in grid.parameterizations:
-        runs = _runs(grid, eta_ov[form])
-        for states in advance_runs(start_runs(initial[form], runs, job), runs, job):
-            finished[form] = states
-            if on_chunk:
-                on_chunk(form, states)
+        hear = functools.partial(on_chunk, form) if on_chunk else lambda snapshot: None
+        finished[form] = campaign.finish(initial[form], _runs(grid, eta_ov[form]), form, hear)
     return _dataset(finished, grid, plan, eta_ov)
 
 
@@ -121,25 +132,27 @@ def _runs(grid: Grid, eta_ov: float) -> Run:
     return Run(sampled=flat[0], r=flat[1], seed=flat[2], eta_ov=np.full(flat[0].size, eta_ov, np.float32))
 
 
-def _dataset(finished: Mapping[str, RunState], grid: Grid, plan: Plan, eta_ov: Mapping[str, float]) -> "xr.Dataset":
+def _dataset(finished: Mapping[str, Outcome], grid: Grid, plan: Plan, eta_ov: Mapping[str, float]) -> "xr.Dataset":
     import xarray as xr
 
-    def stack(leaf: Callable[[RunState], Any]) -> np.ndarray:
-        arrays = [leaf(states).reshape(*grid.shape, *leaf(states).shape[1:]) for states in finished.values()]
+    def stack(name: str) -> np.ndarray:
+        arrays = [
+            found[f"state/{name}"].reshape(*grid.shape, *found[f"state/{name}"].shape[1:])
+            for found in finished.values()
+        ]
         return np.stack(arrays, axis=1)
 
-    names = list(next(iter(finished.values())).records)
+    prefix = "state/records/"
+    names = [name.removeprefix(prefix) for name in next(iter(finished.values())) if name.startswith(prefix)]
     steps = plan.record_steps
     rates = np.array([float(eta_ov[form]) for form in grid.parameterizations])
-    variables: dict[str, Any] = {
-        name: ((*AXES, "record"), stack(lambda s, name=name: s.records[name])) for name in names
-    }
-    matched = {name: stack(lambda s, name=name: s.matched[name]) for name in [*names, "step"]}
-    variables |= {f"matched_{name}": ((*AXES, "level"), matched[name]) for name in names if name != "loss"}
-    variables["matched_t"] = (*AXES, "level"), matched["step"] * rates[:, None, None, None]
-    variables["status"] = AXES, stack(lambda s: s.status).astype(np.int8)
-    variables["last_step"] = AXES, stack(lambda s: s.step)
-    variables["diverged_step"] = AXES, stack(lambda s: s.diverged_step)
+    variables: dict[str, Any] = {name: ((*AXES, "record"), stack(f"records/{name}")) for name in names}
+    at_level = (*AXES, "level")
+    variables |= {f"matched_{name}": (at_level, stack(f"matched/{name}")) for name in names if name != "loss"}
+    variables["matched_t"] = at_level, stack("matched/step") * rates[:, None, None, None]
+    variables["status"] = AXES, stack("status").astype(np.int8)
+    variables["last_step"] = AXES, stack("step")
+    variables["diverged_step"] = AXES, stack("diverged_step")
     variables["t"] = ("parameterization", "record"), rates[:, None] * steps
     coords = {
         "design": list(grid.designs),

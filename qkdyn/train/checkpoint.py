@@ -1,0 +1,174 @@
+"""Checkpoints: whole or not at all, checked bit by bit on the way back in, the one before used where the newest is damaged.
+
+The only module that imports Orbax. A checkpoint is a folder `<number>/` with the arrays as Orbax writes them and, written
+last, `manifest.json`: structure, shapes, dtypes and SHA-256 of the arrays, and what the caller wants to know of them. Without
+its manifest a checkpoint does not exist. Numbers only count; no clock decides which one is the newest.
+"""
+
+import errno
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qkdyn.errors import CheckpointError, OutputError, OutputWarning, check_count
+from qkdyn.files import write_text
+from qkdyn.train.processes import barrier, primary
+
+Arrays = Mapping[str, np.ndarray]
+# Libraries whose version can change the bits of a run.
+LIBRARIES = ("jax", "jaxlib", "optax", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the libraries that can change the bits of a run."""
+    return {name: version(name) for name in LIBRARIES}
+
+
+def arrays_digest(arrays: Arrays) -> str:
+    """SHA-256 (hex) of names, dtypes, shapes and bytes; the order of the names does not matter."""
+    total = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        total.update(f"{name}|{value.dtype.str}|{value.shape}|".encode())
+        total.update(value.tobytes())
+    return total.hexdigest()
+
+
+def save(folder: Path, number: int, arrays: Arrays, meta: Mapping[str, Any], *, keep: int = 2) -> Path:
+    """Write checkpoint `number` of `folder` and forget all but the newest `keep`. All processes of a run call it together.
+
+    Args:
+        folder: absolute path of a folder for checkpoints alone; made if need be.
+        number: larger than that of every checkpoint in it, the same in every process.
+        arrays: arrays by name, whole and the same in every process.
+        meta: plain values to find again.
+        keep: how many checkpoints stay.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OutputError: it cannot be written; the older ones are untouched.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    check_count("keep", keep)
+    path = folder / str(number)
+    size = sum(np.asarray(value).nbytes for value in arrays.values())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # A library that runs out of space in a thread of its own ends in many lines; look before.
+        if (free := shutil.disk_usage(folder).free) < 2 * size + 2**17:
+            raise OSError(errno.ENOSPC, f"No space left on device ({free:,} bytes free)")
+        ocp.save(str(path / "state"), dict(arrays))
+        if primary():
+            structure = {name: [np.asarray(v).dtype.str, list(np.shape(v))] for name, v in arrays.items()}
+            manifest = {
+                "structure": structure,
+                "sha256": arrays_digest(arrays),
+                "versions": versions(),
+                "meta": dict(meta),
+            }
+            write_text(path / "manifest.json", json.dumps(manifest))
+            for older in numbers(folder)[keep:]:
+                _remove(folder / str(older))
+    except (OSError, OutputError, ValueError) as error:
+        if primary():
+            _remove(path)
+        reason = " ".join(str(error).split())[:200]
+        raise OutputError(
+            f"cannot write checkpoint {path}: {reason}; free some space, or choose another --out"
+        ) from error
+    return path
+
+
+def load_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """Arrays and meta of the newest checkpoint that is whole, or None. All processes of a run call it together.
+
+    Damaged checkpoints are removed, with a warning each; so are the remains of a save that was killed. A checkpoint that
+    other library versions wrote is used, with a warning: what follows need not have the bits of an uninterrupted run.
+    """
+    found = numbers(folder)
+    barrier()  # nobody clears away what another has yet to list
+    for path in (folder / str(number) for number in found):
+        if not (path / "manifest.json").exists():
+            if primary():
+                _remove(path)
+            continue
+        try:
+            arrays, manifest = _load(path)
+        except CheckpointError as error:
+            warnings.warn(f"{error}; going back to the one before", OutputWarning, stacklevel=2)
+            barrier()
+            if primary():
+                _remove(path)
+            continue
+        if manifest["versions"] != versions():
+            other = ", ".join(f"{k} {v}" for k, v in manifest["versions"].items() if versions().get(k) != v)
+            warnings.warn(
+                f"checkpoint {path} was written with {other}: resuming, but not to the bit", OutputWarning, stacklevel=2
+            )
+        return arrays, manifest["meta"]
+    return None
+
+
+def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read one checkpoint and prove that it is what was written.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    from orbax.checkpoint import v1 as ocp
+
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        wanted = {name: np.zeros(shape, dtype) for name, (dtype, shape) in manifest["structure"].items()}
+        loaded = {name: np.asarray(value) for name, value in ocp.load(str(path / "state"), wanted).items()}
+        said = str(manifest["sha256"])
+        known = manifest["versions"], manifest["meta"]
+    except Exception as error:  # whatever a damaged file makes a library say
+        reason = " ".join(str(error).split())[:160]
+        raise CheckpointError(f"checkpoint {path} cannot be read ({type(error).__name__}: {reason})") from error
+    check_structure(loaded, wanted, path)
+    if arrays_digest(loaded) != said:
+        raise CheckpointError(
+            f"checkpoint {path} is damaged: the SHA-256 of its arrays is not the one written with them"
+        )
+    return loaded, {"versions": known[0], "meta": known[1]}
+
+
+def check_structure(found: Arrays, wanted: Arrays, where: object) -> None:
+    """Raise CheckpointError naming the first array that is missing, unknown, or of another shape or dtype."""
+    for name in sorted({*found, *wanted}):
+        if name not in found or name not in wanted:
+            raise CheckpointError(f"{where}: array {name} is {'missing' if name in wanted else 'unknown'}")
+        a, b = found[name], wanted[name]
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise CheckpointError(
+                f"{where}: array {name} is {a.dtype}{list(a.shape)}, expected {b.dtype}{list(b.shape)}"
+            )
+
+
+def clear(folder: Path) -> None:
+    """Remove all checkpoints of `folder`."""
+    for number in numbers(folder):
+        _remove(folder / str(number))
+
+
+def numbers(folder: Path) -> list[int]:
+    """Numbers of all checkpoints of `folder`, whole or not, the newest first."""
+    found = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+    return sorted(found, reverse=True)
+
+
+def _remove(path: Path) -> None:
+    """Remove a checkpoint, its manifest first, so that a kill on the way leaves none that looks whole."""
+    (path / "manifest.json").unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)

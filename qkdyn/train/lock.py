@@ -1,0 +1,46 @@
+"""One writer at a time: a lock on a folder that ends with its process, however that ends."""
+
+import fcntl
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from qkdyn.errors import ConflictError
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Hold the lock of `folder`.
+
+    The system releases it when the process ends, so that what a killed process leaves behind blocks nobody.
+
+    Raises:
+        ConflictError: another process holds it; the message says which.
+    """
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConflictError(
+                f"another process is writing to {folder}: {_holder(folder)}; wait for it, stop it, or choose another --out"
+            ) from error
+        file.seek(0)
+        file.truncate()
+        command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}))
+        file.flush()
+        yield
+
+
+def _holder(folder: Path) -> str:
+    try:
+        found = json.loads((folder / ".lock").read_text())
+        return f"process {found['pid']} on {found['host']} since {found['since']} ({found['command']})"
+    except (OSError, ValueError, KeyError):
+        return "it has not said which"
