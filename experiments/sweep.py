@@ -17,7 +17,7 @@ import numpy as np
 
 from qkdyn.circuits import on_ansatz
 from qkdyn.config import as_dict, digest, main_guard, parse
-from qkdyn.errors import check_count, check_positive
+from qkdyn.errors import InputError, check_count, check_positive
 from qkdyn.figures import draw_sweep
 from qkdyn.metrics.overlay import with_bounds, with_theory
 from qkdyn.parameterization import Parameterization
@@ -136,6 +136,8 @@ class Options:
         check_count("checkpoints", self.checkpoints)
         if self.max_runs is not None:
             check_count("max_runs", self.max_runs)
+        if self.out is not None and self.out == Path() and not self.out.name:
+            raise InputError("out must name a folder, not the current one; leave it out for results/sweep")
 
     @property
     def folder(self) -> Path:

@@ -194,8 +194,10 @@ def on_ansatz(
     Raises:
         InputError: a scale that is negative or not finite, or zero where the circuit is factorized (a saddle).
     """
-    W_OV = check_positive("mu_ov", mu_ov, zero=True) * directions["ov"]
-    W_QK = check_positive("mu_qk", mu_qk, zero=True) * directions["qk"]
+    for name, mu in (("mu_ov", mu_ov), ("mu_qk", mu_qk)):
+        if check_positive(name, mu, zero=True) and not 1e-15 <= mu <= 1e15:
+            reject(name, mu, "0 or in [1e-15, 1e15]", "beyond that its products are no float32 numbers")
+    W_OV, W_QK = mu_ov * directions["ov"], mu_qk * directions["qk"]
     # In double precision, so that tokens of one class start alike to the last bit: what sets them apart is amplified.
     with jax.enable_x64(True):
         flat = {"qk": {"W_QK": jnp.asarray(W_QK)}, "ov": {"W_OV": jnp.asarray(W_OV)}}

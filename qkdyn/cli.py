@@ -11,11 +11,15 @@ from qkdyn import __version__
 from qkdyn.errors import QkdynError
 from qkdyn.parameterization import Parameterization
 from qkdyn.theory import Setting, at_attention, at_loss, at_time, lemma3_bounds, ratio_for
-from qkdyn.theory.setting import check_array
+from qkdyn.theory.setting import check_array, check_factor
 
 START_HELP = "(mu_ov, mu_qk) at t = 0; default 0.1 for a factorized circuit and 0 for a collapsed one"
 # Lemma 3 is an equality in the limit t -> 0, where rounding would decide.
 ROUNDING = 1e-12
+# Squares of the earliest times fall below float64's full precision.
+NOTHING = 1e-300
+
+BEYOND = "\n\nt = inf: t or eta_ov t is beyond 1e308, the end of float64; a loss below 1e-308 reads 0."
 
 
 class _Parser(argparse.ArgumentParser):
@@ -62,9 +66,9 @@ def predict(options: argparse.Namespace) -> str:
         )
     every = options.parameterization.lower() == "all"
     chosen = list(Parameterization) if every else [Parameterization.parse(options.parameterization)]
-    setting, rows, starts = _setting(options), [], []
+    setting, rows, starts, beyond = _setting(options), [], [], False
     for name in given:
-        check_array(f"--{name}", getattr(options, name), positive=True)
+        (check_factor if name == "ratio" else check_array)(f"--{name}", getattr(options, name), positive=True)
     first, second = np.meshgrid(getattr(options, given[0]), getattr(options, given[1]), indexing="ij")
     pair = dict(zip(given, (first.ravel(), second.ravel()), strict=True))
     for which in chosen:
@@ -84,9 +88,11 @@ def predict(options: argparse.Namespace) -> str:
             raise type(error)(f"{which}: {error}") from None
         loss = pair.get("loss", setting.loss(state.alpha * state.mu_ov))
         columns = (ratio, loss, state.alpha, state.mu_ov, state.mu_qk, state.t)
+        beyond |= bool(np.isinf(state.t).any())
         rows += [[which, *_numbers(*values)] for values in zip(*columns, strict=True)]
     caption = f"{_caption(options)}; start (mu_ov, mu_qk): {', '.join(starts)}"
-    return f"{caption}\n{_table(['circuits', 'ratio', 'loss', 'attention', 'mu_ov', 'mu_qk', 't'], rows)}"
+    table = _table(["circuits", "ratio", "loss", "attention", "mu_ov", "mu_qk", "t"], rows)
+    return f"{caption}\n{table}{BEYOND if beyond else ''}"
 
 
 def _caption(options: argparse.Namespace) -> str:
@@ -97,7 +103,7 @@ def _caption(options: argparse.Namespace) -> str:
 def bounds(options: argparse.Namespace) -> str:
     """Lemma 3 against the exact solution: a table with two rows, mu_ov and mu_qk, per ratio and time."""
     setting = _setting(options)
-    check_array("--ratio", options.ratio, positive=True)
+    check_factor("--ratio", options.ratio)
     limits = lemma3_bounds(setting, options.ratio, options.t, eta_ov=options.eta_ov, delta=options.delta)
     state = at_time(setting, np.array(options.ratio)[:, None], options.t, eta_ov=options.eta_ov)
     rows = []
@@ -107,7 +113,7 @@ def bounds(options: argparse.Namespace) -> str:
             value = float(getattr(state, name)[index])
             low, high = (float(getattr(limits, f"{name}_{side}")[index]) for side in ("lower", "upper"))
             shares = _numbers(low / value, high / value) if value > 0 else ["-", "-"]
-            holds = low * (1 - ROUNDING) <= value <= high * (1 + ROUNDING)
+            holds = low * (1 - ROUNDING) <= value + NOTHING and value <= high * (1 + ROUNDING) + NOTHING
             rows.append([*shared, name, *_numbers(low, value, high), *shares, "yes" if holds else "NO"])
     delta = "1 - attention" if options.delta is None else f"{options.delta:g}"
     header = ["ratio", "t", "attention", "", "lower", "value", "upper", "lower/value", "upper/value", "holds"]
@@ -158,13 +164,16 @@ def _parser() -> _Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, or 2 for a question that has no answer."""
+    """Run the command line; return its exit status: 0, 2 for a question that has no answer, 130 when interrupted."""
     try:
         options = _parser().parse_args(arguments)
         print(options.run(options))
     except QkdynError as error:
-        print(f"qkdyn: error: {error}", file=sys.stderr)
+        # Libraries below may explain themselves on several lines.
+        print(f"qkdyn: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from qkdyn.errors import Interrupted, OutputWarning, PeerError, QkdynError, reject
+from qkdyn.errors import InputError, Interrupted, OutputWarning, PeerError, QkdynError, reject
 
 FORMAT_VERSION = 1
 # Exit statuses, as in sysexits.h: "temporary failure, try again", and the next one.
@@ -68,16 +68,34 @@ def parse(
     import tyro
 
     arguments = list(sys.argv[1:] if argv is None else argv)
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--protocol", default=next(iter(protocols)))
-    early.add_argument("--quick", action="store_true")
-    known, _ = early.parse_known_args(arguments)
-    config = choose(protocols, "quick" if known.quick else known.protocol)
-
+    # The protocol has to be known before its fields can be defaults.
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--protocol")
+    named = early.parse_known_args([word for word in arguments if word not in ("-h", "--help")])[0].protocol
+    quick = "--quick" in arguments
+    if quick and named not in (None, "quick"):
+        reject("--protocol", named, "left out, or quick, beside --quick")
+    name = "quick" if quick else named or next(iter(protocols))
+    config = choose(protocols, name)
+    flags = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     fields = [("config", type(config), config), ("options", type(options), options)]
     command = dataclasses.make_dataclass("Command", fields, frozen=True)
-    parsed = tyro.cli(command, args=arguments, prog=prog, description=description, config=(tyro.conf.OmitArgPrefixes,))
+    parsed = tyro.cli(command, args=arguments, prog=prog, description=description, config=flags)
+    if getattr(parsed.options, "draw_only", False) and parsed.config != config:
+        changed = ", ".join(_changed(as_dict(config), as_dict(parsed.config)))
+        raise InputError(f"--draw-only draws what is recorded and takes no {changed}; leave that out, or --draw-only")
     return parsed.config, parsed.options
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """Names of the fields that differ, as options."""
+    names = []
+    for name, value in after.items():
+        if isinstance(value, dict):
+            names += _changed(before[name], value)
+        elif value != before[name]:
+            names.append("--" + name.replace("_", "-"))
+    return names
 
 
 def main_guard(main: Callable[[], int | None]) -> int:

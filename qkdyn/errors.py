@@ -66,11 +66,18 @@ def reject(name: str, value: Any, allowed: str, do: str = "", error: type[QkdynE
     raise error(f"{name} must be {allowed}, got {_shown(value)}{'; ' + do if do else ''}")
 
 
+def as_tuple(name: str, values: Any) -> tuple[Any, ...]:
+    """Return a list, tuple or one-dimensional array as a tuple; raise InputError for anything else, a string included."""
+    if isinstance(values, str) or getattr(values, "ndim", 1) != 1 or not hasattr(values, "__len__"):
+        reject(name, values, "a list of values", f"for one value write ({values!r},)")
+    return tuple(values.tolist() if hasattr(values, "tolist") else values)
+
+
 def check_count(name: str, value: Any, *, minimum: int = 1, do: str = "") -> int:
     """Return `value` as an int, or raise InputError unless it is an integer from `minimum` to 10^15 (no bool)."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
         reject(name, value, f"an integer >= {minimum}", do)
-    if value > LARGEST_COUNT:
+    if int(value) > LARGEST_COUNT:
         reject(name, value, f"an integer of at most {LARGEST_COUNT:.0e}", do)
     return int(value)
 
@@ -86,6 +93,7 @@ def check_positive(
     if not real or value != value or value in (math.inf, -math.inf) or value < 0 or (value == 0 and not zero):
         reject(name, value, f"a finite number {'>=' if zero else '>'} 0", do)
     # Compared as it is: an integer may be beyond float64.
-    if value != 0 and not least <= value <= most:
+    exact: Any = value
+    if exact != 0 and not least <= exact <= most:
         reject(name, value, f"{'0 or ' if zero else ''}between {least:g} and {most:g}", do)
     return float(value)

@@ -12,6 +12,8 @@ import optax
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import InputError, LabelError, reject
 
+# The largest rate that single precision holds with room for a gradient.
+MOST = 1e30
 Rate = float | jax.Array | optax.Schedule
 
 
@@ -91,8 +93,8 @@ def _check_rate(name: str, value: Any) -> None:
         shape = value.shape
     elif isinstance(value, numbers.Real) and not isinstance(value, bool):
         shape = ()
-        if not math.isfinite(value) or value < 0:
-            reject(name, value, "a finite number >= 0")
+        if not math.isfinite(value) or not 0 <= float(value) <= MOST:
+            reject(name, value, f"a finite number >= 0, at most {MOST:g}")
     elif hasattr(value, "shape") and hasattr(value, "dtype"):
         shape = tuple(value.shape)
         if shape == ():

@@ -50,6 +50,11 @@ class OrthogonalTask:
         check_count("M", self.M, minimum=2, do="one class leaves nothing to predict")
         if self.query not in get_args(Query):
             reject("query", self.query, "one of " + ", ".join(get_args(Query)))
+        numbers = self.batch * (self.m + self.n) * self.d
+        if numbers > 10**9:
+            raise InputError(
+                f"batch x (m + n) x (M b + backgrounds) must be at most 1e9 numbers, got {numbers:.3g}; take smaller sizes"
+            )
         if self.batch % self.unit:
             raise InputError(
                 f"batch must be a multiple of {self.unit} (classes x contexts x queries x sign pairs, so that each batch "
@@ -87,7 +92,10 @@ class OrthogonalTask:
 
     def batch_of(self, key: Key[Array, ""], sampled: Bool[Array, ""] | bool, size: int | None = None) -> Batch:
         """One batch of `size` (default `batch`) sequences; `sampled` may be traced, so one program serves both designs."""
-        pairs = (size or self.batch) // 2
+        size = self.batch if size is None else check_count("size", size, minimum=2)
+        if size % self.unit:
+            reject("size", size, f"a multiple of {self.unit}", "so that the batch is balanced")
+        pairs = size // 2
         class_key, background_key = jax.random.split(key)
         y, context, query = (
             jnp.asarray(np.resize(axis.ravel(), pairs))

@@ -88,6 +88,8 @@ class Campaign:
                 like = start_runs(params, jax.tree.map(lambda leaf: leaf[mine], runs), self.job)
                 yield np.array(mine, int), _restore(like, {n: a[rows] for n, a in arrays.items()}, key)
                 todo = np.setdiff1d(todo, mine)
+        if not todo.size:
+            return
         size = self.max_runs or fitting_runs(self.job, params)
         for i in range(0, todo.size, size):
             group = todo[i : i + size]

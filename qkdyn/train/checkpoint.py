@@ -67,7 +67,8 @@ def save(folder: Path, number: int, arrays: Arrays, meta: Mapping[str, Any], *, 
         # A library that runs out of space in a thread of its own ends in many lines; look before.
         if (free := shutil.disk_usage(folder).free) < 2 * size + 2**17:
             raise OSError(errno.ENOSPC, f"No space left on device ({free:,} bytes free)")
-        ocp.save(str(path / "state"), dict(arrays))
+        # Orbax takes no arrays without elements; the manifest remembers them.
+        ocp.save(str(path / "state"), {name: value for name, value in arrays.items() if np.size(value)})
         if primary():
             structure = {name: [np.asarray(v).dtype.str, list(np.shape(v))] for name, v in arrays.items()}
             manifest = {
@@ -130,7 +131,9 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         wanted = {name: np.zeros(shape, dtype) for name, (dtype, shape) in manifest["structure"].items()}
-        loaded = {name: np.asarray(value) for name, value in ocp.load(str(path / "state"), wanted).items()}
+        empty = {name: value for name, value in wanted.items() if not value.size}
+        found = ocp.load(str(path / "state"), {name: value for name, value in wanted.items() if value.size})
+        loaded = {name: np.asarray(value) for name, value in found.items()} | empty
         said = str(manifest["sha256"])
         known = manifest["versions"], manifest["meta"]
     except Exception as error:  # whatever a damaged file makes a library say

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from qkdyn.errors import InputError, PeerError, check_count
+from qkdyn.errors import InputError, PeerError, check_count, reject
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Machine:
     """Which one this is, from 0; default: found by JAX."""
 
     def __post_init__(self) -> None:
-        if self.devices is not None:
-            check_count("devices", self.devices)
+        if self.devices is not None and check_count("devices", self.devices) > 256:
+            reject("devices", self.devices, "at most 256", "more devices than cores are slower")
         by_hand = (self.coordinator, self.processes, self.process)
         if any(value is not None for value in by_hand) and (None in by_hand or not self.distributed):
             raise InputError(
@@ -79,9 +79,14 @@ def use_host_devices(count: int | None = None) -> None:
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
     try:
-        jax.config.update("jax_num_cpu_devices", count or min(len(os.sched_getaffinity(0)), 8))
+        jax.config.update("jax_num_cpu_devices", count or min(_cores(), 8))
     except RuntimeError:  # the backend has started: its devices are what they are
         return
+
+
+def _cores() -> int:
+    """Cores this process may use; all there are where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def use_compilation_cache() -> None:

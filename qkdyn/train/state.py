@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from qkdyn.errors import InputError, RangeError, check_count, check_positive
+from qkdyn.errors import InputError, RangeError, as_tuple, check_count, check_positive, reject
+
+# Steps are counted in 32 bits; the others keep a slip of the finger from asking for all the memory there is.
+MOST = {"max_steps": 10**9, "records": 100_000, "chunk": 10**6, "block": 100_000}
+# A mean of single-precision losses below this is rounding.
+SMALLEST_LOSS = 1e-6
 
 
 class Status(IntEnum):
@@ -73,17 +78,25 @@ class Plan:
     block: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "records", "chunk", "block"):
-            check_count(name, getattr(self, name))
-        check_positive("stop_loss", self.stop_loss)
+        for name, most in MOST.items():
+            if check_count(name, getattr(self, name)) > most:
+                reject(name, getattr(self, name), f"at most {most:,}")
+        object.__setattr__(self, "losses", as_tuple("losses", self.losses))
         if not self.losses:
             raise InputError(
                 "losses must name at least one level at which runs are compared, got none; e.g. 0.5 0.1 0.01"
             )
-        for loss in self.losses:
-            check_positive("each of losses", loss)
-        if list(self.losses) != sorted(set(self.losses), reverse=True):
-            raise InputError(f"losses must be decreasing and distinct, got {self.losses}")
+        for loss in (*self.losses, self.stop_loss):
+            if check_positive("each of losses and stop_loss", loss) < SMALLEST_LOSS:
+                reject(
+                    "each of losses and stop_loss",
+                    loss,
+                    f"at least {SMALLEST_LOSS:g}",
+                    "below, it is rounding",
+                )
+        single = [float(np.float32(loss)) for loss in self.losses]
+        if single != sorted(set(single), reverse=True):
+            raise InputError(f"losses must be decreasing and distinct in single precision, got {self.losses}")
         if self.stop_loss > self.losses[-1]:
             raise InputError(
                 f"stop_loss must be at most the smallest of losses, {self.losses[-1]}, got {self.stop_loss}: "

@@ -1,15 +1,16 @@
 """Sweeps: a grid over design, parameterization, ratio r and seed, trained by gradient descent -> an xarray Dataset."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 import optax
 
-from qkdyn.circuits import Params
-from qkdyn.errors import InputError, check_positive, reject
+from qkdyn.circuits import Params, parameterization_of
+from qkdyn.errors import InputError, as_tuple, check_positive, reject
 from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.orthogonal import DESIGNS, OrthogonalTask
 from qkdyn.train.campaign import Campaign, Outcome, Snapshot
@@ -43,11 +44,10 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name in ("r", "seeds", "parameterizations", "designs"):
-            values = getattr(self, name)
-            if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+            values = as_tuple(name, getattr(self, name))
+            if not values:
                 reject(name, values, "a list with at least one value", "an empty axis leaves no run")
-            if len(set(values)) < len(values):
-                reject(name, values, "distinct values")
+            object.__setattr__(self, name, values)
         for ratio in self.r:
             check_positive("r", ratio, do="r = eta_QK / eta_OV")
             if not 1e-30 <= ratio <= 1e30:
@@ -60,6 +60,16 @@ class Grid:
                 reject("designs", design, "among " + ", ".join(DESIGNS))
         parsed = tuple(str(Parameterization.parse(name)) for name in self.parameterizations)
         object.__setattr__(self, "parameterizations", parsed)
+        # Ratios are trained in single precision: two that are one there are one run.
+        for name, values in (
+            ("r", np.asarray(self.r, np.float32).tolist()),
+            ("seeds", self.seeds),
+            ("designs", self.designs),
+        ):
+            if len(set(values)) < len(values):
+                reject(name, getattr(self, name), "distinct values")
+        if len(set(parsed)) < len(parsed):
+            reject("parameterizations", parsed, "distinct")
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -115,13 +125,37 @@ def run_sweep(
                 raise InputError(
                     f"{name} must have an entry for {form}, got entries for {', '.join(given) or 'nothing'}"
                 )
-        check_positive(f"eta_ov[{form}]", eta_ov[form])
-        check_reachable(plan, float(job.probe(initial[form])["loss"]), form)
+        rate = check_positive(f"eta_ov[{form}]", eta_ov[form])
+        for ratio in (1.0, *grid.r):
+            if not 1e-30 <= rate * ratio <= 1e30:
+                reject(
+                    f"eta_ov[{form}] * r", rate * ratio, "in [1e-30, 1e30]", "beyond that a rate is no float32 number"
+                )
+        _check_start(task, form, initial[form])
     finished: dict[str, Outcome] = {}
     for form in grid.parameterizations:
+        with jax.enable_x64(False):
+            check_reachable(plan, float(job.probe(initial[form])["loss"]), form)
+    for form in grid.parameterizations:
         hear = functools.partial(on_chunk, form) if on_chunk else lambda snapshot: None
-        finished[form] = campaign.finish(initial[form], _runs(grid, eta_ov[form]), form, hear)
+        # Training is in single precision, whatever the caller's default is.
+        with jax.enable_x64(False):
+            finished[form] = campaign.finish(initial[form], _runs(grid, eta_ov[form]), form, hear)
     return _dataset(finished, grid, plan, eta_ov)
+
+
+def _check_start(task: OrthogonalTask, form: str, params: Params) -> None:
+    """Raise InputError unless `params` are float32 matrices of this parameterization and of the task's sizes, all finite."""
+    found = parameterization_of(params)
+    if found != form:
+        raise InputError(f"initial[{form!r}] must be parameters of {form}, got {found}; see qkdyn.circuits.factorize")
+    M, d = task.M, task.d
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        shape = (M, d) if name in ("ov/W_O", "ov/W_OV") else (d, d)
+        if np.shape(leaf) != shape or np.asarray(leaf).dtype != np.float32 or not np.isfinite(leaf).all():
+            what = f"{np.asarray(leaf).dtype}{list(np.shape(leaf))}"
+            raise InputError(f"initial[{form!r}] {name} must be finite float32{list(shape)}, got {what}")
 
 
 def _runs(grid: Grid, eta_ov: float) -> Run:

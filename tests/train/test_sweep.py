@@ -25,9 +25,11 @@ def starts(task=TASK):
     return {f: on_ansatz(task.directions(), f, mu_ov=ov(f), mu_qk=qk(f)) for f in RATES}
 
 
-def sweep(plan=PLAN, task=TASK, base=optax.sgd, on_chunk=None, **axes):
+def sweep(plan=PLAN, task=TASK, base=optax.sgd, how=None, on_chunk=None, exact=True, **axes):
     grid = Grid(**({"r": (0.5, 2.0), "seeds": (0, 3), "parameterizations": ("CACO",), "designs": ("sampled",)} | axes))
-    return run_sweep(task, grid, plan, eta_ov=RATES, initial=starts(task), base=base, on_chunk=on_chunk)
+    return run_sweep(
+        task, grid, plan, eta_ov=RATES, initial=starts(task), base=base, on_chunk=on_chunk, exact=exact, **(how or {})
+    )
 
 
 def test_axes_names_and_types():
@@ -143,7 +145,10 @@ def test_any_optimizer_can_be_the_base(base):
         ({"r": (-1.0, 1.0)}, "r must be a finite number > 0, got -1.0"),
         ({"r": (float("nan"),)}, "r must be a finite number > 0, got nan"),
         ({"r": ("10",)}, "r must be a finite number > 0, got '10'"),
-        ({"r": "10"}, "r must be a list with at least one value, got '10'"),
+        ({"r": "10"}, "r must be a list of values, got '10'"),
+        ({"r": 1.0}, "r must be a list of values, got 1.0"),
+        ({"r": (1.0, 1.00000000001)}, "r must be distinct values"),
+        ({"parameterizations": ("FAFO", "fafo")}, "parameterizations must be distinct"),
         ({"r": (1e35,)}, r"r must be in \[1e-30, 1e30\]"),
         ({"r": (1.0, 1.0)}, r"r must be distinct values, got \(1.0, 1.0\)"),
         ({"seeds": (-1,)}, r"seeds must be integers in \[0, 2\^31\), got -1"),
@@ -168,4 +173,30 @@ def test_missing_rates_starts_and_unreachable_levels_are_refused_before_any_step
         run_sweep(TASK, grid, PLAN, **arguments | {"eta_ov": RATES | {"FAFO": 0}})
     with pytest.raises(RangeError, match=r"losses must lie in \(0, 1.09861\)"):
         run_sweep(TASK, grid, Plan(losses=(1.2, 0.1), stop_loss=0.1), **arguments)
+    other = starts() | {"CACO": starts()["FACO"]}
+    with pytest.raises(InputError, match=r"initial\['CACO'\] must be parameters of CACO, got FACO"):
+        run_sweep(TASK, grid, PLAN, **arguments | {"initial": other})
+    for spoil in (lambda leaf: leaf * np.nan, lambda leaf: leaf[:-1], lambda leaf: leaf.astype(np.float16)):
+        spoilt = starts() | {"CACO": jax.tree.map(spoil, starts()["CACO"])}
+        with pytest.raises(InputError, match=r"initial\['CACO'\] ov/W_OV must be finite float32\[3, 10\], got float"):
+            run_sweep(TASK, grid, PLAN, **arguments | {"initial": spoilt})
+    with pytest.raises(InputError, match=r"eta_ov\[CACO\] \* r must be in \[1e-30, 1e30\]"):
+        run_sweep(TASK, grid, PLAN, **arguments | {"eta_ov": RATES | {"CACO": 1e35}})
     assert not seen and jax.local_device_count() == 2
+
+
+def test_training_is_in_single_precision_whatever_the_default(x64):
+    double = sweep(r=(2.0,), seeds=(0,))
+    with jax.enable_x64(False):
+        assert double.identical(sweep(r=(2.0,), seeds=(0,)))
+
+
+def test_a_run_has_the_same_bits_in_any_place_of_any_grid():
+    small = sweep(parameterizations=("FACO",), r=(2.0, 0.5), seeds=(3,))
+    large = sweep(parameterizations=("FACO",), r=(0.1, 0.5, 2.0, 7.0), seeds=(1, 2, 3), designs=("balanced", "sampled"))
+    assert large.sel(r=[2.0, 0.5], seed=[3], design=["sampled"]).identical(small)
+
+
+def test_the_mode_without_the_promise_agrees_to_rounding():
+    exact, fast = sweep(seeds=(0, 1, 2)), sweep(seeds=(0, 1, 2), exact=False)
+    np.testing.assert_allclose(fast.matched_alpha, exact.matched_alpha, rtol=1e-5)

@@ -1,0 +1,210 @@
+"""A sweep with a store: resumed, extended, regrouped and refused; always the bits of one that was never interrupted."""
+
+import json
+import signal
+
+import jax
+import numpy as np
+import pytest
+from test_sweep import RATES, TASK, starts, sweep
+
+from qkdyn.errors import CheckpointError, ConflictError, InputError, Interrupted, OutputWarning
+from qkdyn.train import campaign, checkpoint
+from qkdyn.train.interrupt import Request, on_request
+from qkdyn.train.lock import lock
+from qkdyn.train.state import Plan
+from qkdyn.train.store import differences, open_store
+
+PLAN = Plan(losses=(0.8, 0.4), stop_loss=0.3, max_steps=200, records=12, chunk=10, block=3)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return sweep(plan=PLAN, parameterizations=("FACO", "CACO"))
+
+
+def store_in(folder, every=1e9, **identity):
+    return open_store(folder, identity or {"plan": 1}, every=every)
+
+
+def interrupted_after(chunks, folder, every=1e9, max_runs=None, of=None, **axes):
+    """A sweep that is asked to end after some chunks, of the parameterization `of` if given."""
+    request, seen = Request(), []
+
+    def count(form, now):
+        if of in (None, form):
+            seen.append(now)
+        if len(seen) == chunks:
+            request.name = "SIGTERM"
+
+    how = {"store": store_in(folder, every), "request": request, "max_runs": max_runs}
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        sweep(plan=PLAN, on_chunk=count, how=how, **{"parameterizations": ("FACO", "CACO")} | axes)
+
+
+@pytest.mark.parametrize("chunks", [1, 4, 9, 13])
+@pytest.mark.parametrize("max_runs", [None, 3])
+def test_resumed_is_uninterrupted_to_the_bit(chunks, max_runs, tmp_path, whole):
+    interrupted_after(chunks, tmp_path, max_runs=max_runs)
+    seen = []
+    how = {"store": store_in(tmp_path), "max_runs": max_runs}
+    ds = sweep(
+        plan=PLAN, parameterizations=("FACO", "CACO"), how=how, on_chunk=lambda form, now: seen.append(now.step.max())
+    )
+    assert ds.identical(whole) and seen[0] > 0
+
+
+def test_checkpoints_come_when_due_and_go_when_a_part_is_done(tmp_path, whole, monkeypatch):
+    saved = []
+    real = checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *a, **k: saved.append(a[1]) or real(*a, **k))
+    ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path, every=1e-9)})
+    assert ds.identical(whole) and saved == list(range(1, len(saved) + 1)) and len(saved) > 5
+    assert checkpoint.numbers(tmp_path / "checkpoints") == [] and len(list((tmp_path / "parts").glob("*.npz"))) == 2
+
+
+def test_a_larger_grid_trains_only_what_is_new(tmp_path, monkeypatch):
+    sweep(plan=PLAN, r=(0.5,), seeds=(0, 3), how={"store": store_in(tmp_path)})
+    trained = []
+    real = campaign.start_runs
+    monkeypatch.setattr(
+        campaign, "start_runs", lambda p, runs, job: trained.append(runs.seed.size) or real(p, runs, job)
+    )
+    store = store_in(tmp_path)
+    ds = sweep(plan=PLAN, r=(0.5, 2.0), seeds=(0, 3, 4), how={"store": store, "max_runs": 100})
+    assert trained == [4] and ds.identical(sweep(plan=PLAN, r=(0.5, 2.0), seeds=(0, 3, 4)))
+    trained.clear()
+    smaller = sweep(plan=PLAN, r=(2.0,), seeds=(4, 0), how={"store": store})
+    assert trained == [] and smaller.identical(ds.sel(r=[2.0], seed=[4, 0]))
+
+
+def test_a_grid_that_changed_while_interrupted_uses_what_there_is(tmp_path):
+    interrupted_after(3, tmp_path, parameterizations=("CACO",))
+    ds = sweep(plan=PLAN, r=(2.0, 5.0), seeds=(3, 9), how={"store": store_in(tmp_path)})
+    assert ds.identical(sweep(plan=PLAN, r=(2.0, 5.0), seeds=(3, 9)))
+
+
+def test_damaged_parts_and_checkpoints_are_trained_again(tmp_path, whole):
+    interrupted_after(3, tmp_path, every=1e-9, of="CACO")
+    (part,) = (tmp_path / "parts").glob("*.npz")
+    part.write_bytes(part.read_bytes()[:-200])
+    newest, _ = checkpoint.numbers(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints" / str(newest) / "manifest.json").write_text("{")
+    with pytest.warns(OutputWarning) as said:
+        ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path)})
+    told = " ".join(str(w.message) for w in said)
+    assert ds.identical(whole) and "is damaged" in told and "train again" in told
+
+
+def test_a_part_whose_numbers_were_changed_is_found(tmp_path):
+    sweep(plan=PLAN, r=(0.5,), seeds=(0,), how={"store": store_in(tmp_path)})
+    (part,) = (tmp_path / "parts").glob("*.npz")
+    with np.load(part) as file:
+        arrays = {name: file[name] for name in file.files}
+    arrays["state/step"] = arrays["state/step"] + 1
+    np.savez(part, **arrays)
+    with pytest.warns(OutputWarning, match="its checksum is not that of its name"):
+        assert store_in(tmp_path).parts(part.name.rsplit("-", 1)[0]) == []
+
+
+def test_what_decides_the_bits_decides_the_key(tmp_path):
+    sweep(plan=PLAN, r=(0.5,), seeds=(0,), how={"store": store_in(tmp_path)})
+    before = len(list((tmp_path / "parts").glob("*.npz")))
+    longer = Plan(losses=(0.8, 0.4), stop_loss=0.2, max_steps=200, records=12, chunk=10, block=3)
+    sweep(plan=longer, r=(0.5,), seeds=(0,), how={"store": store_in(tmp_path)})
+    sweep(plan=PLAN, r=(0.5,), seeds=(0,), exact=False, how={"store": store_in(tmp_path)})
+    chunked = Plan(losses=(0.8, 0.4), stop_loss=0.3, max_steps=200, records=12, chunk=77, block=3)
+    sweep(plan=chunked, r=(0.5,), seeds=(0,), how={"store": store_in(tmp_path)})
+    assert len(list((tmp_path / "parts").glob("*.npz"))) == before + 2
+
+
+def test_another_configuration_is_refused_with_the_difference(tmp_path):
+    store_in(tmp_path / "checkpoints", plan={"max_steps": 10}, rate=1.0)
+    with pytest.raises(ConflictError, match=r"another configuration \(plan.max_steps: 10 there, 20 here\).*--fresh"):
+        store_in(tmp_path / "checkpoints", plan={"max_steps": 20}, rate=1.0)
+    store_in(tmp_path / "checkpoints", plan={"max_steps": 10}, rate=1.0)
+    (tmp_path / "checkpoints" / "parts").mkdir()
+    open_store(tmp_path / "checkpoints", {"plan": {"max_steps": 20}}, fresh=True)
+    assert json.loads((tmp_path / "checkpoints" / "job.json").read_text()) == {"plan": {"max_steps": 20}}
+    assert not (tmp_path / "checkpoints" / "parts").exists()
+
+
+def test_differences_are_named_by_their_path():
+    assert differences({"a": {"b": 1, "c": 2}, "d": 1}, {"a": {"b": 1, "c": 3}}) == [
+        "a.c: 2 there, 3 here",
+        "d: 1 there, null here",
+    ]
+    assert differences({"a": [1]}, {"a": [1]}) == []
+
+
+def test_a_state_of_another_shape_is_not_taken():
+    state = campaign.start_runs(starts()["CACO"], _run(), _job())
+    arrays = campaign._flat({"state": state})
+    arrays["state/params/ov/W_OV"] = arrays["state/params/ov/W_OV"].astype(np.float16)
+    with pytest.raises(CheckpointError, match=r"array state/params/ov/W_OV is float16\[1, 3, 10\], expected float32"):
+        campaign._restore(state, arrays, "there")
+
+
+def _run():
+    from qkdyn.train.state import Run
+
+    return Run(
+        r=np.ones(1, "f4"), seed=np.zeros(1, "i4"), sampled=np.zeros(1, bool), eta_ov=np.full(1, RATES["CACO"], "f4")
+    )
+
+
+def _job():
+    from qkdyn.train.engine import Job
+    from qkdyn.train.probe import AnsatzProbe
+
+    return Job(TASK, AnsatzProbe(TASK), PLAN)
+
+
+def test_runs_that_fit_follow_from_what_one_needs(monkeypatch):
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(campaign.start_runs(starts()["CACO"], _run(), _job())))
+    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 16 * size, "SC_PAGE_SIZE": 100}[name])
+    assert campaign.fitting_runs(_job(), starts()["CACO"]) == 100
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    assert campaign.fitting_runs(_job(), starts()["CACO"]) == PLAN.block
+    with pytest.raises(InputError, match="max_runs must be an integer >= 1, got 0"):
+        campaign.Campaign(_job(), max_runs=0)
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path, whole, monkeypatch):
+    now = iter(range(10**9, 0, -1000))
+    monkeypatch.setattr("time.time", lambda: next(now))
+    interrupted_after(5, tmp_path, every=1e-9)
+    ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path)})
+    assert ds.identical(whole)
+
+
+def test_a_failed_checkpoint_is_said_and_the_run_goes_on(tmp_path, whole, monkeypatch):
+    import shutil
+
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.warns(OutputWarning, match="No space left on device.*going on without it"):
+        ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path, every=1e-9)})
+    assert ds.identical(whole)
+
+
+def test_signals_are_noted_once_and_handlers_restored():
+    before = signal.getsignal(signal.SIGTERM)
+    with on_request() as request:
+        assert request.name is None
+        signal.raise_signal(signal.SIGTERM)
+        assert request.name == "SIGTERM" and signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_lock_is_held_once_and_names_its_holder(tmp_path):
+    (tmp_path / ".lock").write_text("left by a process that died")
+    with (
+        lock(tmp_path),
+        pytest.raises(
+            ConflictError, match=r"another process is writing to .*: process \d+ on .* since .*choose another"
+        ),
+        lock(tmp_path),
+    ):
+        pass
+    with lock(tmp_path):
+        assert "pid" in json.loads((tmp_path / ".lock").read_text())
