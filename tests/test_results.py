@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from qkdyn import results
+from qkdyn import files, results
 from qkdyn.errors import InputError, OutputError
-from qkdyn.results import files, provenance
+from qkdyn.results import provenance
 from qkdyn.results.datasets import check_sweep
 from sweep_data import make_sweep
 
@@ -141,7 +141,7 @@ def test_killed_in_the_middle_of_a_write_leaves_the_old_file_and_prepare_cleans_
     path = tmp_path / "a.txt"
     path.write_text("old")
     code = (
-        "import sys, time; from qkdyn.results.files import write_atomic\n"
+        "import sys, time; from qkdyn.files import write_atomic\n"
         "def write(temporary):\n"
         "    with temporary.open('w') as file:\n"
         "        file.write('half'); file.flush(); print('ready', flush=True); time.sleep(60)\n"
@@ -229,6 +229,8 @@ def test_round_trip_keeps_values_types_axes_and_attributes(tmp_path, sweep):
     sweep = sweep.assign_attrs(notes="η in days since 2000", runs=3, rate=0.5, levels=np.array([0.5, 0.1]))
     sweep["t"].attrs["units"] = "days since 2000-01-01"
     path = results.save_dataset(sweep, tmp_path / "data.nc")
+    record = results.manifest({}, wall_seconds=0.0, argv=[], files=[path], device="none")
+    results.write_manifest(record, tmp_path)
     for found in (results.load_dataset(path), results.load_dataset(tmp_path)):
         xr.testing.assert_identical(found, sweep)
         assert {k: v.dtype for k, v in found.variables.items()} == {k: v.dtype for k, v in sweep.variables.items()}

@@ -201,7 +201,8 @@ def test_what_is_no_sweep_or_has_no_level_is_refused(sweep):
 
 def save(folder, ds, **config):
     folder.mkdir()
-    results.save_dataset(ds.assign_attrs(config=json.dumps(config)), folder / "data.nc")
+    file = results.save_dataset(ds.assign_attrs(config=json.dumps(config)), folder / "data.nc")
+    results.write_manifest(results.manifest(config, wall_seconds=0.0, argv=[], files=[file], device="none"), folder)
     return folder
 
 

@@ -8,6 +8,7 @@ from qkdyn.figures.headline import draw_headline
 from qkdyn.figures.matched import draw_matched
 from qkdyn.figures.step_size import draw_step_size as _step_size
 from qkdyn.figures.trajectories import draw_trajectories
+from qkdyn.results.datasets import check_sweep
 
 if TYPE_CHECKING:
     import pandas
@@ -32,6 +33,7 @@ def draw_sweep(ds: "xarray.Dataset", folder: str | Path) -> list[Path]:
         InputError: `ds` is not a sweep or holds no run; nothing was drawn.
         OutputError: a file cannot be written.
     """
+    check_sweep(ds)
     figures = {f"trajectories_{design}.png": draw_trajectories(ds, str(design)) for design in ds["design"].to_numpy()}
     figures |= {"matched.png": draw_matched(ds), "headline.png": draw_headline(ds)}
     return [canvas.save(figure, Path(folder) / name) for name, figure in figures.items()]
@@ -41,6 +43,7 @@ def draw_step_size(frame: "pandas.DataFrame", path: str | Path) -> Path:
     """Draw the distance from the theory against the learning rate to the file `path`; see `figures.step_size`.
 
     Raises:
+        InputError: `frame` is not what that experiment writes; nothing was drawn.
         OutputError: the file cannot be written.
     """
     return canvas.save(_step_size(frame), path)

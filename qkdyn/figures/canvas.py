@@ -61,7 +61,8 @@ def style(axes: "matplotlib.axes.Axes") -> None:
 def nothing_recorded(axes: "matplotlib.axes.Axes", *, started: bool = False, what: str = "no run recorded") -> None:
     """Say in an empty panel why it is empty: no run recorded anything, or (`started`) nothing after its start."""
     text = f"{what}\nafter its start" if started else what
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=9, color=INK)
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", fontsize=9, color=INK, bbox=box)
 
 
 def log_ticks(axis: Any, bounds: tuple[float, float]) -> None:
@@ -89,7 +90,7 @@ def log_ticks(axis: Any, bounds: tuple[float, float]) -> None:
         fine = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
         places = [float(place) for place in fine if low <= place <= high]
     # As many digits as it takes to tell the labels apart.
-    digits = max(3, math.ceil(math.log10(high / (high - low))) + 2)
+    digits = max(4, math.ceil(math.log10(high / (high - low))) + 2)
     axis.set_major_locator(FixedLocator(places))
     axis.set_minor_locator(FixedLocator([]))
     axis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:.{digits}g}"))
@@ -179,7 +180,7 @@ def band(axes: "matplotlib.axes.Axes", x: np.ndarray, values: np.ndarray, colour
     if (some & ~every).any():
         # Where only some seeds go on and only for one record, the band has no width to be seen by.
         for edge in (low, high):
-            lonely = np.intersect1d(_alone(edge), np.flatnonzero(~every))
+            lonely = sorted(set(_alone(edge)) - set(np.flatnonzero(every).tolist()))
             axes.scatter(x[lonely], edge[lonely], s=(width + 2.5) ** 2, color=colour, alpha=0.3, linewidth=0)
 
 
@@ -202,7 +203,7 @@ def panel_title(name: str) -> str:
 def log_limits(bounds: tuple[float, float], margin: float = 0.05) -> tuple[float, float]:
     """`bounds` (positive) widened by a part `margin` of their logarithmic width; to a factor 2 around if they coincide."""
     if bounds[0] == bounds[1]:
-        return bounds[0] / 2, bounds[1] * 2
+        return bounds[0] / 1.9, bounds[1] * 1.9
     width = max(math.log(bounds[1] / bounds[0]), 0.2) * margin
     return bounds[0] * math.exp(-width), bounds[1] * math.exp(width)
 

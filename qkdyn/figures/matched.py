@@ -29,22 +29,25 @@ def draw_matched(ds: "xarray.Dataset") -> "matplotlib.figure.Figure":
     names = stats["parameterization"].to_numpy().tolist()
     figure = canvas.new_figure(max(2.7 * len(names) + 0.6, 5.5), 7.2)
     grid = figure.subplots(3, len(names), sharex=True, sharey="row", squeeze=False)
+    ratios = stats["r"].to_numpy()
+    limits = canvas.log_limits((float(ratios[0]), float(ratios[-1])), 0.06)
     for row, variable in enumerate(("alpha", "mu_ov", "mu_qk")):
         grid[row, 0].set_ylabel(canvas.LABELS[variable], fontsize=10)
         for column, name in enumerate(names):
             axes = grid[row, column]
             canvas.style(axes)
             axes.set_xscale("log")
-            canvas.few_decades(axes.xaxis)
+            axes.set_xlim(*limits)
+            canvas.log_ticks(axes.xaxis, limits)
             for marks in _marks(stats.isel(parameterization=column)):
                 _matched_curve(axes, variable, theory=_theory(ds, variable, marks["cells"]), **marks)
+            if not stats["reached"].isel(parameterization=column).any():
+                canvas.nothing_recorded(axes, what="no level reached")
             if row == 0:
                 axes.set_title(canvas.panel_title(name), fontsize=9.5)
                 axes.set_ylim(-0.03, 1.03)
             if row == 2:
                 axes.set_xlabel(canvas.RATIO_LABEL, fontsize=9)
-    ratios = stats["r"].to_numpy()
-    grid[0, 0].set_xlim(*canvas.log_limits((float(ratios[0]), float(ratios[-1])), 0.06))
     figure.suptitle("The circuits when training first reaches a given loss", fontsize=12)
     canvas.legend(figure, _matched_handles(stats))
     return figure

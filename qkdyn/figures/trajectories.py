@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkdyn.errors import reject
 from qkdyn.figures import canvas
 from qkdyn.results.datasets import check_sweep
 
@@ -29,9 +30,12 @@ def draw_trajectories(ds: "xarray.Dataset", design: str) -> "matplotlib.figure.F
         The figure, for `qkdyn.figures.canvas.save`.
 
     Raises:
-        InputError: `ds` is not a sweep or holds no run.
+        InputError: `ds` is not a sweep, holds no run or no record, or has no such design.
     """
     check_sweep(ds, ["t", *canvas.LABELS])
+    designs = [str(name) for name in ds["design"].to_numpy()]
+    if design not in designs:
+        reject("design", design, f"one of the dataset's: {', '.join(designs)}")
     names = ds["parameterization"].to_numpy().tolist()
     ratios = ds["r"].to_numpy().tolist()
     figure = canvas.new_figure(max(2.7 * len(names) + 1.2, 5.5), 9.0)
@@ -48,12 +52,14 @@ def draw_trajectories(ds: "xarray.Dataset", design: str) -> "matplotlib.figure.F
         if variable == "loss":
             # Limits of our own: a logarithmic axis cannot choose any where every run diverged at once.
             bounds = canvas.span(chosen["loss"].to_numpy(), positive=True) or (0.1, 1.0)
-            grid[row, 0].set(yscale="log", ylim=canvas.log_limits(bounds))
+            limits = canvas.log_limits(bounds)
+            grid[row, 0].set(yscale="log", ylim=limits)
+            canvas.log_ticks(grid[row, 0].yaxis, limits)
         if variable == "alpha":
             grid[row, 0].set_ylim(-0.03, 1.03)
     seeds = ds.sizes["seed"]
     figure.suptitle(f"Training against theory, {design} design ({seeds} seed{'s' * (seeds > 1)})", fontsize=12)
-    canvas.ratio_key(figure, grid, ratios, theory="theory_loss" in ds)
+    canvas.ratio_key(figure, grid, ratios, theory=canvas.known(ds, "theory_loss"))
     return figure
 
 
@@ -63,11 +69,13 @@ def _trajectory_panel(axes: "matplotlib.axes.Axes", runs: "xarray.Dataset", vari
     values = runs[variable].transpose("r", "seed", "record").to_numpy()
     canvas.style(axes)
     axes.set_xscale("log")
-    canvas.few_decades(axes.xaxis)
-    axes.set_xlim(*_time_limits(time, runs["loss"].transpose("record", ...).to_numpy()))
-    positive = time > 0
-    if not np.isfinite(values).any():
-        canvas.nothing_recorded(axes)
+    limits = _time_limits(time, runs["loss"].transpose("record", ...).to_numpy())
+    axes.set_xlim(*limits)
+    canvas.log_ticks(axes.xaxis, limits)
+    # A logarithmic axis has no place for the start.
+    positive = np.isfinite(time) & (time > 0)
+    if not np.isfinite(values[..., positive]).any():
+        canvas.nothing_recorded(axes, started=bool(np.isfinite(values).any()))
         return
     for k, colour in enumerate(canvas.ratio_colours(ratios)):
         canvas.band(axes, time[positive], values[k][:, positive], colour, canvas.line_width(len(ratios)))
@@ -82,7 +90,7 @@ def _trajectory_panel(axes: "matplotlib.axes.Axes", runs: "xarray.Dataset", vari
 def _time_limits(time: np.ndarray, loss: np.ndarray) -> tuple[float, float]:
     """From the decade in which some loss (record, ...) has fallen by 1% to the last record of any run."""
     loss = loss.reshape(len(time), -1)
-    positive = time > 0
+    positive = np.isfinite(time) & (time > 0)
     bounds = canvas.span(time[positive & np.isfinite(loss).any(1)], positive=True)
     if bounds is None:
         return 1.0, 10.0

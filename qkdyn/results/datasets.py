@@ -56,6 +56,12 @@ def save_dataset(ds: "xarray.Dataset", path: str | Path) -> Path:
     _check_attributes("the dataset", ds.attrs)
     for name, variable in ds.variables.items():
         _check_attributes(str(name), variable.attrs)
+        text = variable.dtype.kind == "O" and all(isinstance(value, str) for value in variable.values.flat)
+        if not isinstance(name, str) or not (text or variable.dtype.kind in "fiubUS"):
+            raise InputError(
+                f"variable {name!r} must be an array of numbers, truth values or text, under a name, got "
+                f"{variable.dtype}; convert it, or leave it out"
+            )
     # Deflate brings a checksum with every block, even where it cannot compress: damage is found when reading.
     packed = {"_FillValue": None, "zlib": True, "complevel": 4, "shuffle": True}
     encoding = {name: packed for name, variable in ds.variables.items() if variable.dtype.kind in "fiub"}
@@ -63,9 +69,9 @@ def save_dataset(ds: "xarray.Dataset", path: str | Path) -> Path:
     try:
         data = ds.drop_encoding().to_netcdf(engine="h5netcdf", encoding=encoding)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError, NotImplementedError) as error:
-        kinds = ", ".join(f"{name} ({v.dtype})" for name, v in ds.variables.items() if v.dtype.kind not in "fiubUS")
-        what = f" of numbers, truth values or text{f', got {kinds}' if kinds else ''}"
-        raise InputError(f"the dataset must consist of named arrays{what}; change them ({error})") from error
+        raise InputError(
+            f"the dataset must have names and values that NetCDF-4 keeps; change them ({error})"
+        ) from error
     return write_bytes(path, data)
 
 

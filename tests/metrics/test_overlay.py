@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from qkdyn.errors import InputError, OutputWarning, QkdynError
+from qkdyn.metrics import overlay
 from qkdyn.metrics.overlay import with_bounds, with_theory
 from qkdyn.theory import Setting, at_loss, integrate, lemma3_bounds
 
@@ -108,3 +110,84 @@ def test_the_curve_passes_between_the_ratios():
             float(state.mu_qk)
         )
     assert "curve_r" not in with_theory(records().isel(r=[0]), SETTING, INITIAL)
+
+
+def test_attention_against_loss_has_its_own_losses_from_start_to_end():
+    ds = with_theory(records(), SETTING, INITIAL)
+    losses = ds.curve_loss.values
+    assert ds.theory_alpha_at_loss.dims == ("parameterization", "r", "curve_loss")
+    assert losses.size >= 120 and (np.diff(losses) < 0).all() and np.diff(np.log(losses)).min() > -0.1
+    smallest = min(float(ds.loss.min()), 0.1)
+    assert losses[-1] == pytest.approx(smallest, rel=1e-6)
+    for form in ("FAFO", "CACO"):
+        curve = ds.theory_alpha_at_loss.sel(parameterization=form, r=10.0)
+        start = float(ds.theory_loss.sel(parameterization=form, r=10.0)[0])
+        known = np.isfinite(curve.values)
+        np.testing.assert_array_equal(known, losses < start)
+        assert 1 - 2e-6 < losses[known][0] / start < 1
+        state = at_loss(SETTING, 10.0, losses[known], parameterization=form, initial=INITIAL[form])
+        np.testing.assert_array_equal(curve.values[known], state.alpha)
+        first = float(ds.theory_alpha.sel(parameterization=form, r=10.0)[0])
+        assert curve.values[known][0] == pytest.approx(first, abs=1e-4)
+
+
+def test_one_ratio_has_the_curve_too():
+    assert np.isfinite(with_theory(records().isel(r=[0]), SETTING, INITIAL).theory_alpha_at_loss).any()
+
+
+@pytest.mark.parametrize(
+    "function,lost",
+    [
+        ("integrate", ["theory_loss", "theory_alpha", "theory_mu_ov", "theory_mu_qk"]),
+        ("class_competition", ["log_amplification"]),
+        ("at_loss", ["theory_matched_alpha", "theory_matched_t", "theory_curve_alpha", "theory_alpha_at_loss"]),
+    ],
+)
+def test_a_theory_that_gives_up_costs_itself_alone(monkeypatch, function, lost):
+    whole, real = with_theory(records(), SETTING, INITIAL), getattr(overlay, function)
+
+    def give_up(*arguments, parameterization, **rest):
+        if parameterization == "FAFO":
+            raise QkdynError("too stiff")
+        return real(*arguments, parameterization=parameterization, **rest)
+
+    monkeypatch.setattr(overlay, function, give_up)
+    with pytest.warns(OutputWarning, match="of FAFO left out: too stiff"):
+        ds = with_theory(records(), SETTING, INITIAL)
+    assert set(ds.variables) == set(whole.variables) and ds.sizes == whole.sizes
+    for name in whole:
+        fafo = ds[name].sel(parameterization="FAFO")
+        if name in lost:
+            assert np.isnan(fafo).all()
+        elif not str(name).startswith("theory"):
+            xr.testing.assert_equal(fafo, whole[name].sel(parameterization="FAFO"))
+        xr.testing.assert_equal(ds[name].sel(parameterization="CACO"), whole[name].sel(parameterization="CACO"))
+
+
+def test_bounds_that_give_up_lose_no_record(monkeypatch):
+    def give_up(*arguments, **rest):
+        raise QkdynError("t must be finite")
+
+    monkeypatch.setattr(overlay, "lemma3_bounds", give_up)
+    with pytest.warns(OutputWarning, match="Lemma 3 left unchecked: t must be finite"):
+        ds = with_bounds(records(), SETTING)
+    assert (ds.bounds_hold == -1).all() and np.isnan(ds.bounds_tightest).all()
+    xr.testing.assert_equal(ds["loss"], records()["loss"])
+
+
+def test_a_start_alone_has_no_bounds_to_check():
+    assert (with_bounds(records().isel(record=[0]), SETTING).bounds_hold == -1).all()
+
+
+@pytest.mark.parametrize("initial", [{}, {"CACO": (0.0, 0.0)}, {**INITIAL, "FAFO": (0.0, 0.1)}])
+def test_starts_that_are_missing_or_wrong_are_refused(initial):
+    with pytest.raises(InputError, match=r"initial must have an entry for FAFO, got|initial mu_ov must be > 0"):
+        with_theory(records(), SETTING, initial)
+
+
+def test_what_is_no_sweep_is_refused():
+    for call in (lambda ds: with_theory(ds, SETTING, INITIAL), lambda ds: with_bounds(ds, SETTING)):
+        with pytest.raises(InputError, match="lacks design, parameterization, r, seed"):
+            call(xr.Dataset())
+        with pytest.raises(InputError, match="record is empty"):
+            call(records().isel(record=[]))
