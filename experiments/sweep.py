@@ -26,6 +26,7 @@ from qkdyn.results import (
     load_dataset,
     manifest,
     prepare_folder,
+    retract,
     save_dataset,
     sweep_table,
     write_manifest,
@@ -119,6 +120,8 @@ class Options:
     """Folder for the results; default results/sweep, or results/quick/sweep for the quick protocol."""
     draw_only: bool = False
     """Redraw the figures and tables from the records in `out`; train nothing."""
+    draw: bool = True
+    """Draw the figures; --no-draw leaves them to a later --draw-only."""
     fresh: bool = False
     """Forget what `out` holds of finished and unfinished runs, and begin anew."""
     checkpoint_seconds: float = 10.0
@@ -222,9 +225,11 @@ def train(config: Config, options: Options) -> "xr.Dataset":
         return run(config, update, store=store, request=request, max_runs=options.max_runs, exact=options.exact)
 
 
-def write(ds: "xr.Dataset", folder: Path, wall_seconds: float, argv: Sequence[str]) -> list[Path]:
+def write(ds: "xr.Dataset", folder: Path, wall_seconds: float, argv: Sequence[str], *, draw: bool) -> list[Path]:
     """Write records, summary, figures and, last, the manifest that vouches for them."""
-    files = [save_dataset(ds, folder / "data.nc"), write_summary(ds, folder / "summary.csv"), *draw_sweep(ds, folder)]
+    retract(folder)
+    files = [save_dataset(ds, folder / "data.nc"), write_summary(ds, folder / "summary.csv")]
+    files += draw_sweep(ds, folder) if draw else []
     record = manifest(
         json.loads(ds.attrs["config"]), wall_seconds=wall_seconds, argv=list(argv), files=files, digest=ds.digest
     )
@@ -259,7 +264,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         begun = time.monotonic()
         ds = train(config, options)
         command = ["python", "-m", "experiments.sweep", *arguments]
-        show(ds, write(ds, options.folder, time.monotonic() - begun, command))
+        show(ds, write(ds, options.folder, time.monotonic() - begun, command, draw=options.draw))
     diverged = int((ds.status == Status.diverged).sum())
     if diverged:
         print(f"{diverged} of {ds.status.size} runs diverged and are marked; a smaller --rate-scale keeps them finite")

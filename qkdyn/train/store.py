@@ -84,7 +84,7 @@ class Store:
         found = []
         for path in sorted((self.folder / "parts").glob(f"{key}-*.npz")):
             try:
-                with np.load(path, allow_pickle=False) as file:
+                with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
                     arrays = {name: file[name] for name in file.files}
                 if not path.stem.endswith(checkpoint.arrays_digest(arrays)[:24]):
                     raise ValueError("its checksum is not that of its name")
