@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -94,6 +95,58 @@ def test_a_violated_upper_bound_is_reported(capsys, monkeypatch):
     assert [row[-1] for row in rows[2:]] == ["NO", "yes"]
 
 
+@pytest.mark.parametrize(
+    "question",
+    [
+        "--ratio 1 --attention 0.99999999999999 --parameterization all",
+        "--ratio 1e-6 --attention 0.9 --parameterization all",
+    ],
+)
+def test_attention_beyond_all_time(capsys, question):
+    begun = time.process_time()
+    status, rows, _ = ask(capsys, "predict", *question.split())
+    assert time.process_time() - begun < 2
+    assert status == 0
+    assert [row[2] for row in rows[2:6]] == ["0"] * 4
+    assert [row[6] for row in rows[2:6]] == ["inf"] * 4
+    assert " ".join(rows[-1]).startswith("t = inf: t or eta_ov t is beyond 1e308")
+
+
+def test_bounds_where_squares_underflow(capsys):
+    _, rows, _ = ask(
+        capsys, "bounds", "--ratio", 1e-75, 1, 1e75, "--t", 0, 1e-300, 1e-160, 1.710341000337803e-157, 1e-80, 1e300
+    )
+    assert {row[-1] for row in rows[2:]} == {"yes"}
+    assert not any(cell in ("nan", "inf") for row in rows[2:] for cell in row)
+
+
+def test_interrupted(capsys, monkeypatch):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("qkdyn.cli.lemma3_bounds", stop)
+    assert ask(capsys, "bounds", "--ratio", 1, "--t", 1) == (130, [], "")
+
+
+def test_compare_of_what_is_not_there(capsys, tmp_path):
+    status, rows, err = ask(capsys, "compare", tmp_path / "none", tmp_path)
+    assert (status, rows) == (2, [])
+    assert "there is no such file" in err
+    (tmp_path / "data.nc").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(range(256)))
+    status, rows, err = ask(capsys, "compare", tmp_path, tmp_path)
+    assert (status, rows) == (2, [])
+    assert "damaged" in err
+    assert err.count("\n") == 1
+
+
+def test_a_complaint_of_several_lines_becomes_one(capsys, monkeypatch):
+    def told(a, b):
+        raise OutputError("cannot read it:\n  layer one\n  layer two")
+
+    monkeypatch.setattr("qkdyn.results.compare_runs", told)
+    assert ask(capsys, "compare", "a", "b") == (2, [], "qkdyn: error: cannot read it: layer one layer two\n")
+
+
 def test_compare_is_handed_on(capsys, monkeypatch):
     def told(a, b):
         if b == "missing":
@@ -122,6 +175,20 @@ def test_compare_is_handed_on(capsys, monkeypatch):
         ("predict --loss 1 --ratio 1 --parameterization FAFO --initial 0 0", "FAFO: initial mu_ov must be > 0"),
         ("bounds --ratio 1 --t 5 4", "t must be strictly increasing"),
         ("bounds --ratio 1 --t 5 --delta 2", "delta must be between 0 and 1"),
+        ("predict --ratio 1e-300 --attention 0.9", "--ratio must be between 1e-75 and 1e+75, got 1e-300"),
+        ("predict --loss 1e-320 --ratio 1", "--loss must be between 1e-300 and 1e+300, got 1e-320"),
+        ("predict --loss 1 --ratio 1 --eta-ov 1e-320", "CACO: eta_ov must be between 1e-75 and 1e+75, got 1e-320"),
+        (
+            "predict --loss 1 --ratio 1 --parameterization all --initial 1e-320 1e-320",
+            "FAFO: initial must be 0 or of a",
+        ),
+        ("bounds --ratio 1 --t 1 --eta-ov 1e-320", "eta_ov must be between 1e-75 and 1e+75, got 1e-320"),
+        ("bounds --ratio 1 --t 1e308 --eta-ov 1e10", "t must be 0 or of a size between 1e-300 and 1e+300"),
+        ("bounds --ratio 1 --t 1e300 --eta-ov 1e10", "t must be at most 1e+290"),
+        *(
+            (f"predict --loss 1 --ratio 1 --{size} {'9' * 400}", f"{size} must be an integer of at most 1e+15")
+            for size in "mnbM"
+        ),
         ("frobnicate", "argument COMMAND: invalid choice: 'frobnicate'"),
         ("", "the following arguments are required: COMMAND"),
     ],

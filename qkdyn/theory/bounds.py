@@ -5,9 +5,18 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from qkdyn.errors import check_positive, reject
+from qkdyn.errors import reject
 from qkdyn.theory.closed_form import at_time
-from qkdyn.theory.setting import Reals, Setting, check_array, check_ratio, check_times
+from qkdyn.theory.setting import (
+    Reals,
+    Setting,
+    check_array,
+    check_duration,
+    check_rate,
+    check_ratio,
+    check_setting,
+    check_times,
+)
 
 
 class Bounds(NamedTuple):
@@ -51,7 +60,8 @@ def lemma3_bounds(
     Raises:
         InputError: a value is not allowed.
     """
-    ratio, times, eta = check_ratio(r), check_times(t), check_positive("eta_ov", eta_ov)
+    setting, ratio, times, eta = check_setting(setting), check_ratio(r), check_times(t), check_rate("eta_ov", eta_ov)
+    taus = check_duration(eta, times)
     shape = ratio.shape + times.shape
     ratio = ratio[..., None]
     if delta is None:
@@ -66,7 +76,7 @@ def lemma3_bounds(
         except ValueError:
             reject("delta", f"shape {distance.shape}", f"a number or of a shape that broadcasts to {shape}")
     a0, classes, b = setting.alpha0, setting.M, setting.b
-    low, high = np.log1p(eta * a0 * times / (classes * b)), np.log1p(eta * a0 * times / b)
+    low, high = np.log1p(a0 * taus / (classes * b)), np.log1p(a0 * taus / b)
     half_coupling = ratio * (classes - 1) / (2 * classes * b)
     bounds = (low, high / a0, half_coupling * distance * low**2, half_coupling * (1 - a0) / a0**2 * high**2)
     return Bounds(*(np.array(np.broadcast_to(bound, shape)) for bound in bounds))

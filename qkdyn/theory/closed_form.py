@@ -10,11 +10,22 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from qkdyn.errors import RangeError, check_positive, reject
-from qkdyn.theory.clock import Clock, clock_for_times
+from qkdyn.errors import RangeError, reject
+from qkdyn.theory.clock import clock_for_times, elapsed
 from qkdyn.theory.curve import Curve
 from qkdyn.theory.roots import bracketed_newton
-from qkdyn.theory.setting import Numeric, Reals, Setting, check_array, check_ratio
+from qkdyn.theory.setting import (
+    STRONGEST,
+    WEAKEST,
+    Numeric,
+    Reals,
+    Setting,
+    check_array,
+    check_duration,
+    check_rate,
+    check_ratio,
+    check_together,
+)
 
 
 class MatchedState(NamedTuple):
@@ -33,25 +44,28 @@ class MatchedState(NamedTuple):
     t: Float64[np.ndarray, "..."]
 
 
-def mu_at_margin(curve: Curve, r: np.ndarray, margin: np.ndarray) -> np.ndarray:
-    """The mu_ov where alpha mu_ov = margin; arguments broadcast, margin above its value at the start.
+def gain_at_margin(curve: Curve, r: np.ndarray, margin: np.ndarray) -> np.ndarray:
+    """mu_ov - mu0 where alpha mu_ov = margin; arguments broadcast, margin above its value at the start.
 
     The root of ln alpha + ln mu_ov - ln A, whose slope in ln mu_ov is at least 1, in the bracket
     max(A, mu0) <= mu_ov <= A / alpha at the start.
     """
     shape = np.broadcast_shapes(r.shape, margin.shape)
     r, margin = (np.broadcast_to(part, shape).ravel() for part in (r, margin))
+    # Rounding must not put it before the start, nor at zero.
+    margin = np.maximum(margin, max(curve.alpha0 * curve.mu0, np.finfo(float).tiny))
     low, high = np.log(np.maximum(margin, curve.mu0)), np.log(margin / curve.alpha0)
     target = np.log(margin)
 
     def evaluate(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mu = np.exp(x)
-        q = curve.mu_qk(r, mu)
+        gain = np.maximum(mu - curve.mu0, 0.0)
+        q = curve.mu_qk(r, gain)
         excess = x + np.log(curve.setting.attention(q)) - target
-        return excess, excess / (1 + curve.setting.inattention(q) * mu * curve.slope(r, mu, q))
+        return excess, excess / (1 + curve.setting.inattention(q) * mu * curve.slope(r, gain, q))
 
     x = bracketed_newton(evaluate, low, high, high, lambda step, _: step <= 1e-10)
-    return np.maximum(np.exp(x), curve.mu0).reshape(shape)
+    return np.maximum(np.exp(x) - curve.mu0, 0.0).reshape(shape)
 
 
 def _per_ratio(r: np.ndarray, values: np.ndarray, compute: Callable[[float, np.ndarray], np.ndarray]) -> np.ndarray:
@@ -65,13 +79,15 @@ def _per_ratio(r: np.ndarray, values: np.ndarray, compute: Callable[[float, np.n
     return out.reshape(r.shape)
 
 
-def _state(curve: Curve, r: np.ndarray, mu: Numeric, eta_ov: float, t: np.ndarray | None = None) -> MatchedState:
-    """The full state at mu_ov = mu; the time is computed unless given."""
-    r, mu = np.broadcast_arrays(r, mu)
+def _state(curve: Curve, r: np.ndarray, gain: Numeric, eta_ov: float, t: np.ndarray | None = None) -> MatchedState:
+    """The full state where mu_ov has gained `gain`; the time is computed unless given."""
+    r, gain = np.broadcast_arrays(r, gain)
     if t is None:
-        t = _per_ratio(r, mu, lambda ratio, mus: Clock(curve, ratio, float(mus.max()), eta_ov).time(mus))
-    q = np.asarray(curve.mu_qk(r, mu))
-    return MatchedState(np.array(mu), q, curve.setting.attention(q), np.array(np.broadcast_to(t, r.shape)))
+        with np.errstate(over="ignore"):
+            t = _per_ratio(r, gain, lambda ratio, gains: elapsed(curve, ratio, gains)) / eta_ov
+    q = np.asarray(curve.mu_qk(r, gain))
+    mu = np.array(curve.mu0 + gain)
+    return MatchedState(mu, q, curve.setting.attention(q), np.array(np.broadcast_to(t, r.shape)))
 
 
 def check_loss(curve: Curve, loss: Reals) -> Float64[np.ndarray, "..."]:
@@ -116,15 +132,17 @@ def at_loss(
         initial: (mu_ov, mu_qk) at t = 0; (0, 0) unless a circuit is factorized.
 
     Returns:
-        MatchedState of the broadcast shape; t is infinite where it exceeds float64 (losses below about 1e-300).
+        MatchedState of the broadcast shape; t is infinite where eta_ov t exceeds float64 (losses below about 1e-300).
+        Next to the start the state is that of a loss within rounding of the one given.
 
     Raises:
         InputError: a value is not allowed.
         RangeError: no trajectory passes the loss; the message names the range.
     """
-    curve, eta = Curve.start(setting, parameterization, initial), check_positive("eta_ov", eta_ov)
+    curve, eta = Curve.start(setting, parameterization, initial), check_rate("eta_ov", eta_ov)
     ratio, losses = check_ratio(r), check_loss(curve, loss)
-    return _state(curve, ratio, mu_at_margin(curve, ratio, setting.margin(losses)), eta)
+    check_together(r=ratio, loss=losses)
+    return _state(curve, ratio, gain_at_margin(curve, ratio, setting.margin(losses)), eta)
 
 
 def at_time(
@@ -147,23 +165,24 @@ def at_time(
         initial: (mu_ov, mu_qk) at t = 0; (0, 0) unless a circuit is factorized.
 
     Returns:
-        MatchedState of the broadcast shape.
+        MatchedState of the broadcast shape; mu_qk is found from mu_ov - mu0, which mu_ov may round away.
 
     Raises:
         InputError: a value is not allowed.
     """
-    curve, eta = Curve.start(setting, parameterization, initial), check_positive("eta_ov", eta_ov)
+    curve, eta = Curve.start(setting, parameterization, initial), check_rate("eta_ov", eta_ov)
     ratio, times = check_ratio(r), check_array("t", t)
     if (times < 0).any():
         reject("t", float(times.min()), ">= 0")
+    check_together(r=ratio, t=times)
 
-    def invert(one: float, ts: np.ndarray) -> np.ndarray:
+    def invert(one: float, taus: np.ndarray) -> np.ndarray:
         def reach(margin: float) -> float:
-            return float(mu_at_margin(curve, np.asarray(one), np.asarray(margin)))
+            return float(gain_at_margin(curve, np.asarray(one), np.asarray(margin)))
 
-        return clock_for_times(curve, one, float(ts.max()), eta, reach).mu_ov(ts)
+        return clock_for_times(curve, one, float(taus.max()), reach).gain(taus)
 
-    return _state(curve, ratio, _per_ratio(ratio, times, invert), eta, times)
+    return _state(curve, ratio, _per_ratio(ratio, check_duration(eta, times), invert), eta, times)
 
 
 def at_attention(
@@ -177,15 +196,18 @@ def at_attention(
 ) -> MatchedState:
     """The state when attention on the class tokens reaches `alpha`; its loss is `setting.loss(alpha * mu_ov)`.
 
-    Arguments as in `at_loss`, with `alpha` between its value at the start and 1, broadcast against `r`.
+    Arguments as in `at_loss`, with `alpha` between its value at the start and 1, broadcast against `r`. A slow
+    attention circuit gets there only after the loss: t is infinite where eta_ov t exceeds float64 (alpha mu_ov above
+    about 700), and the loss 0 where it falls below float64.
 
     Raises:
         InputError: a value is not allowed.
         RangeError: no trajectory passes this attention; the message names the range.
     """
-    curve, eta = Curve.start(setting, parameterization, initial), check_positive("eta_ov", eta_ov)
+    curve, eta = Curve.start(setting, parameterization, initial), check_rate("eta_ov", eta_ov)
     ratio, alphas = check_ratio(r), check_attention(curve, alpha)
-    return _state(curve, ratio, curve.mu_ov(ratio, _gap(curve, alphas)), eta)
+    check_together(r=ratio, alpha=alphas)
+    return _state(curve, ratio, curve.gain(ratio, _gap(curve, alphas)), eta)
 
 
 def ratio_for(
@@ -213,14 +235,22 @@ def ratio_for(
 
     Raises:
         InputError: a value is not allowed.
-        RangeError: no ratio gives this attention at this loss; the message names the reachable range.
+        RangeError: no ratio from 1e-75 to 1e75 gives this attention at this loss; the message names what is reachable.
     """
     curve = Curve.start(setting, parameterization, initial)
     margin = setting.margin(check_loss(curve, loss))
+    check_together(alpha=check_array("alpha", alpha), loss=margin)
     # mu_ov = A / alpha has to lie beyond its start.
     most = np.minimum(1.0, margin / curve.mu0) if curve.mu0 > 0 else 1.0
     alphas = check_attention(curve, alpha, most)
-    return np.asarray(curve.ratio(margin / alphas, _gap(curve, alphas)))
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        ratio = np.asarray(curve.ratio(margin / alphas - curve.mu0, _gap(curve, alphas)))
+    bad = ~((ratio >= WEAKEST) & (ratio <= STRONGEST))
+    if bad.any():
+        allowed = f"between {WEAKEST:g} and {STRONGEST:g}"
+        do = "alpha or loss is within rounding of its start or its limit"
+        reject("the ratio for this alpha and loss", float(ratio[bad][0]), allowed, do, RangeError)
+    return ratio
 
 
 def _gap(curve: Curve, alpha: np.ndarray) -> Numeric:

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from qkdyn.errors import QkdynError, check_positive
-from qkdyn.parameterization import Parameterization
-from qkdyn.theory.setting import Reals, Setting, check_initial, check_ratio, check_times
+from qkdyn.errors import QkdynError
+from qkdyn.theory.curve import Curve
+from qkdyn.theory.setting import Reals, Setting, check_duration, check_rate, check_ratio, check_times
 
 
 class Trajectory(NamedTuple):
@@ -59,9 +59,10 @@ def integrate(
         InputError: a value is not allowed.
         QkdynError: the integrator gave up; the message names the ratios.
     """
-    which = Parameterization.parse(parameterization)
-    ratio, times, start = check_ratio(r), check_times(t), check_initial(initial, which)
-    eta = check_positive("eta_ov", eta_ov)
+    curve = Curve.start(setting, parameterization, initial)
+    ratio, times, which = check_ratio(r), check_times(t), curve.parameterization
+    eta = check_rate("eta_ov", eta_ov)
+    check_duration(eta, times)
 
     import jax
 
@@ -71,7 +72,7 @@ def integrate(
     factorized = np.array([which.factorized_qk, which.factorized_ov])
     # Entered outside the jitted function and left after it: the caller's own float32 programs never notice.
     with jax.enable_x64(True):
-        solved = ode.solve(ratio.ravel(), times, np.array(start), scalars, factorized)
+        solved = ode.solve(ratio.ravel(), times, np.array([curve.mu0, curve.q0]), scalars, factorized)
         states, succeeded = (np.asarray(part) for part in solved)
     if not (succeeded.all() and np.isfinite(states).all()):
         failing = ratio.ravel()[~(succeeded & np.isfinite(states).all((1, 2)))]

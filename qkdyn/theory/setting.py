@@ -1,6 +1,7 @@
 """What a theory question is asked about: the problem's four sizes, the start, and the checks of ratios and times."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
-from qkdyn.errors import check_count, reject
+from qkdyn.errors import LARGEST, SMALLEST, check_count, check_positive, reject
 from qkdyn.parameterization import Parameterization
 
 # What callers may pass for numbers of any shape; what else it lets through is refused by value, below. (ArrayLike names
@@ -22,6 +23,9 @@ Size = int | Any
 
 # Above this gap the background holds less than 1e-300 of the attention and exp(mu_qk) nears the end of float64.
 LARGEST_INITIAL_GAP = 300.0
+# Ratios, rates and strengths are multiplied and squared: within these limits every intermediate stays in float64.
+WEAKEST, STRONGEST = 1e-75, 1e75
+NOT_TRACED = "the theory is numpy and scipy: call it outside jit, grad and vmap, with concrete numbers"
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Setting:
         M: classes, at least 2.
 
     Raises:
-        InputError: a size is not an integer, or too small.
+        InputError: a size is not an integer, too small, or above 10^15.
     """
 
     m: Size
@@ -76,42 +80,113 @@ class Setting:
 
     def loss(self, margin: Reals) -> np.ndarray:
         """Cross entropy ln(1 + (M-1) e^-margin), of margin's shape, where margin = alpha mu_ov."""
-        return np.asarray(np.log1p((self.M - 1) * np.exp(-np.asarray(margin, np.float64))))
+        margin, others = np.asarray(margin, np.float64), self.M - 1
+        # Where e^-margin nears the end of float64, M - 1 may bring it back.
+        small = np.where(margin > 600, np.exp(math.log(others) - margin), others * np.exp(-margin))
+        return np.asarray(np.log1p(small))
 
     def margin(self, loss: Reals) -> np.ndarray:
         """The inverse of `loss`: A = ln((M-1)/(e^loss - 1)), of loss's shape."""
-        return np.asarray(np.log((self.M - 1) / np.expm1(np.asarray(loss, np.float64))))
+        excess, others = np.expm1(np.asarray(loss, np.float64)), self.M - 1
+        # The quotient keeps the digits of a small margin, and overflows where the margin is large.
+        return np.asarray(
+            np.where(excess < 1e-200, math.log(others) - np.log(excess), np.log(others / np.maximum(excess, 1e-200)))
+        )
 
 
-def check_array(name: str, value: Any, *, positive: bool = False) -> Float64[np.ndarray, "..."]:
-    """Return `value` as a non-empty float64 array of finite numbers, all > 0 where `positive`.
+def check_setting(setting: Any) -> Setting:
+    """Return `setting`, or raise InputError unless it is a Setting."""
+    if not isinstance(setting, Setting):
+        reject("setting", setting, "a Setting", "pass Setting(m, n, b, M)")
+    return setting
+
+
+def check_untraced(name: str, value: Any) -> None:
+    """Raise InputError where `value` is traced by JAX."""
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.core.Tracer):
+        reject(name, value, "a number or an array of numbers", NOT_TRACED)
+
+
+def check_array(
+    name: str, value: Any, *, positive: bool = False, least: float = SMALLEST, most: float = LARGEST
+) -> Float64[np.ndarray, "..."]:
+    """Return `value` as a non-empty float64 array of numbers that are 0 or of a size from `least` to `most`.
+
+    With `positive`, all > 0.
 
     Raises:
         InputError: names the first element that is not allowed.
     """
     allowed = f"{'positive' if positive else 'real'} and finite"
+    size = f"{'' if positive else '0 or of a size '}between {least:g} and {most:g}"
+    check_untraced(name, value)
     try:
         array = np.asarray(value)
     except ValueError:
         reject(name, value, "a number or a rectangular array of numbers")
-    if array.dtype.kind not in "iuf":
+    except OverflowError:
+        reject(name, value, size)
+    except TypeError:  # Among them, what JAX raises for a list with a traced value in it.
+        reject(name, value, f"{allowed}: a number or an array of numbers", NOT_TRACED)
+    if array.dtype.kind == "O" and all(type(item) in (int, float) for item in array.flat):
+        beyond = [item for item in array.flat if abs(item) > most]
+        if beyond:
+            reject(name, beyond[0], size)
+    elif array.dtype.kind not in "iuf":
         reject(name, value, f"{allowed}: a number or an array of numbers")
     if array.size == 0:
         reject(name, value, "not empty")
-    array = array.astype(np.float64)
+    with np.errstate(over="ignore"):  # An extended float may be beyond float64.
+        array = array.astype(np.float64)
     bad = ~np.isfinite(array) | ((array <= 0) if positive else False)
     if bad.any():
         reject(name, float(array[bad][0]), allowed)
+    far = (array != 0) & ((np.abs(array) < least) | (np.abs(array) > most))
+    if far.any():
+        reject(name, float(array[far][0]), size)
     return array
+
+
+def check_factor(name: str, value: Any, *, positive: bool = True) -> Float64[np.ndarray, "..."]:
+    """Return ratios or strengths as float64: `check_array` within 1e-75 to 1e75."""
+    return check_array(name, value, positive=positive, least=WEAKEST, most=STRONGEST)
+
+
+def check_rate(name: str, value: Any) -> float:
+    """Return a learning rate: one number from 1e-75 to 1e75."""
+    check_untraced(name, value)
+    return check_positive(name, value, least=WEAKEST, most=STRONGEST)
+
+
+def check_together(**arrays: np.ndarray) -> None:
+    """Raise InputError unless the named arrays broadcast."""
+    try:
+        np.broadcast_shapes(*(array.shape for array in arrays.values()))
+    except ValueError:
+        names, shapes = list(arrays), tuple(array.shape for array in arrays.values())
+        reject(
+            f"the shapes of {' and '.join(names)}",
+            shapes,
+            "such that they broadcast",
+            f"for all pairs, {names[0]}[:, None]",
+        )
+
+
+def check_duration(eta_ov: float, t: np.ndarray) -> Float64[np.ndarray, "..."]:
+    """Return tau = eta_ov t, of t's shape, or raise InputError where it exceeds float64's reach."""
+    if float(t.max()) > LARGEST / max(eta_ov, 1.0):
+        reject("t", float(t.max()), f"at most {LARGEST / max(eta_ov, 1.0):g}", f"eta_ov t may not exceed {LARGEST:g}")
+    return np.asarray(eta_ov * t)
 
 
 def check_ratio(r: Any) -> Float64[np.ndarray, "..."]:
     """Return the learning-rate ratios r = eta_qk / eta_ov as float64, of any shape.
 
     Raises:
-        InputError: `r` is empty, not numeric, or holds a value that is not finite and > 0.
+        InputError: `r` is empty, not numeric, or holds a value that is not between 1e-75 and 1e75.
     """
-    return check_array("r", r, positive=True)
+    return check_factor("r", r)
 
 
 def check_times(t: Any) -> Float64[np.ndarray, " t"]:
@@ -146,7 +221,7 @@ def check_initial(initial: Any, parameterization: Parameterization) -> tuple[flo
         if any(factorized):
             reject("initial", initial, "given where a circuit is factorized", way_out)
         return 0.0, 0.0
-    pair = check_array("initial", initial)
+    pair = check_factor("initial", initial, positive=False)
     if pair.shape != (2,):
         reject("initial", initial, "a pair (mu_ov, mu_qk)")
     for name, value, is_factorized in zip(("mu_ov", "mu_qk"), pair.tolist(), factorized, strict=True):

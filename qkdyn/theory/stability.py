@@ -1,15 +1,19 @@
 """How fast a training run leaves Theorem 1's two scalars: two linear instabilities of the path they describe."""
 
 import math
+import warnings
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
-from qkdyn.errors import QkdynError, check_positive
-from qkdyn.theory.closed_form import check_loss, mu_at_margin
+from qkdyn.theory.closed_form import check_loss, gain_at_margin
 from qkdyn.theory.curve import Curve
-from qkdyn.theory.setting import Reals, Setting, check_array, check_ratio
+from qkdyn.theory.setting import Reals, Setting, check_factor, check_rate, check_ratio, check_setting, check_together
+
+# LSODA changes to an implicit method where r is large; r = 1e75 takes it 30 000 steps, a fifth of a second.
+STEPS = 50_000
+RTOL = 3e-14
 
 
 class Amplification(NamedTuple):
@@ -53,45 +57,81 @@ def class_competition(
         initial: (mu_ov, mu_qk) at t = 0; (0, 0) unless a circuit is factorized.
 
     Returns:
-        Amplification of the broadcast shape; the speed of training does not enter.
+        Amplification of the broadcast shape; the speed of training does not enter. NaN where the integrator gave up
+        within its bounded number of steps, as from a start of 1e-75 at r above 1e50; from 0.01 it gets through to 1e75.
 
     Raises:
         InputError: a value is not allowed.
         RangeError: no trajectory passes the loss.
     """
     curve = Curve.start(setting, parameterization, initial)
-    ratio, losses = np.broadcast_arrays(check_ratio(r), check_loss(curve, loss))
-    ends = mu_at_margin(curve, ratio, setting.margin(losses))
-    pairs = [_grow(curve, one, end) for one, end in zip(ratio.ravel().tolist(), ends.ravel().tolist(), strict=True)]
+    ratio, losses = check_ratio(r), check_loss(curve, loss)
+    check_together(r=ratio, loss=losses)
+    ratio, losses = np.broadcast_arrays(ratio, losses)
+    gains = gain_at_margin(curve, ratio, setting.margin(losses))
+    pairs = [_grow(curve, one, end) for one, end in zip(ratio.ravel().tolist(), gains.ravel().tolist(), strict=True)]
     log_delta, share = np.array(pairs).T.reshape(2, *ratio.shape)
     # A loss within rounding of the start leaves epsilon = 0.
     with np.errstate(divide="ignore"):
         return Amplification(np.asarray(log_delta), np.asarray(log_delta + np.log(share)))
 
 
-def _grow(curve: Curve, r: float, end: float) -> tuple[float, float]:
-    """(ln delta, epsilon / delta) when mu_ov reaches `end`."""
-    from scipy.integrate import solve_ivp
+def _grow(curve: Curve, r: float, gain: float) -> tuple[float, float]:
+    """(ln delta, epsilon / delta) when mu_ov has gained `gain`; NaN where the integrator gave up."""
+    from scipy.integrate import odeint
 
-    coupling, b, which = float(curve.coupling(r)), curve.setting.b, curve.parameterization
-    root_b = math.sqrt(b)
+    coupling, b, odds, which = float(curve.coupling(r)), curve.setting.b, curve.setting.odds, curve.parameterization
+    root_b, logarithmic, bent = math.sqrt(b), which.factorized_ov, which.factorized_qk
+    # Velocities are over f; `pace` is dx/dt over f.
+    pace = 2 * root_b if logarithmic else 1.0
+    # epsilon / delta is of the order of K, or sqrt(K) where K is large: in that unit the Jacobian is balanced.
+    unit = min(coupling, math.sqrt(coupling))
 
-    def slopes(mu: float, state: np.ndarray) -> list[float]:
-        q, _, share = state
-        # Velocities over f; `pace` is d mu_ov/dt over f.
-        push = coupling * float(curve.setting.inattention(q)) * mu
+    def place(x: float, state: np.ndarray) -> tuple[float, float, float, float, float]:
+        # A step that tries too far ahead may land anywhere.
+        turn, share = min(max(state[0].item(), 0.0), 700.0), unit * state[2].item()
+        q = min(curve.q0 * math.exp(turn), 700.0) if bent else min(curve.q0 + turn, 700.0)
+        mu, rest = curve.mu0 * math.exp(min(x, 700.0)) if logarithmic else curve.mu0 + x, 1 / (1 + odds * math.exp(q))
+        return q, share, mu, coupling * mu * rest, rest
+
+    def slopes(x: float, state: np.ndarray) -> list[float]:
+        q, share, mu, push, _ = place(x, state)
         force = push * share + coupling
-        pace = 2 * root_b * mu if which.factorized_ov else 1.0
-        delta = root_b * (mu * share + 1) if which.factorized_ov else share
-        epsilon = b * (q * force + push * share) if which.factorized_qk else force
-        gap = 2 * b * q * push if which.factorized_qk else push
-        return [gap / pace, delta / pace, (epsilon - share * delta) / pace]
+        delta = root_b * (mu * share + 1) if logarithmic else share
+        epsilon = b * (q * force + push * share) if bent else force
+        gap = 2 * b * push if bent else push
+        return [gap / pace, delta / unit / pace, (epsilon / unit - share / unit * delta) / pace]
 
-    start = [curve.q0, 0.0, 0.0]
-    solution = solve_ivp(slopes, (curve.mu0, end), start, method="DOP853", rtol=1e-11, atol=1e-14)
-    if not solution.success:
-        raise QkdynError(f"class_competition failed at r = {r:g}: {solution.message}")
-    return float(solution.y[1, -1]), float(solution.y[2, -1])
+    def jacobian(x: float, state: np.ndarray) -> list[list[float]]:
+        # By differences it is wrong enough at r > 1e50 to give a wrong answer with a good conscience.
+        q, share, mu, push, rest = place(x, state)
+        bend = push * (rest - 1)
+        delta = root_b * (2 * mu * share + 1) if logarithmic else 2 * share
+        delta_s = root_b * mu if logarithmic else 1.0
+        gap_q = 2 * b * q * bend if bent else bend
+        epsilon_q = b * q * (push * share + coupling + (q + 1) * bend * share) if bent else bend * share
+        epsilon_s = b * (q + 1) * push if bent else push
+        rows = [gap_q, 0.0, 0.0], [0.0, 0.0, delta_s], [epsilon_q / unit, 0.0, epsilon_s - delta]
+        return [[entry / pace for entry in row] for row in rows]
+
+    # Factorized circuits grow in their logarithms: x is ln(mu_ov / mu0) or mu_ov - mu0, and the first of the state is
+    # ln(mu_qk / q0) or mu_qk - q0.
+    end = math.log1p(gain / curve.mu0) if which.factorized_ov else gain
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        states, told = odeint(
+            slopes,
+            [0.0, 0.0, 0.0],
+            [0.0, end],
+            Dfun=jacobian,
+            tfirst=True,
+            rtol=RTOL,
+            atol=[1e-17, 1e-17, 1e-100],
+            mxstep=STEPS,
+            full_output=True,
+        )
+    done = told["message"] == "Integration successful." and np.isfinite(states).all()
+    return (unit * float(states[-1, 1]), unit * float(states[-1, 2])) if done else (math.nan, math.nan)
 
 
 def background_rate(
@@ -114,6 +154,7 @@ def background_rate(
     Raises:
         InputError: a value is not allowed.
     """
-    ratio, moment = check_ratio(r), check_array("kappa", kappa, positive=True)
-    eta = check_positive("eta_ov", eta_ov)
+    setting, ratio, moment = check_setting(setting), check_ratio(r), check_factor("kappa", kappa)
+    check_together(r=ratio, kappa=moment)
+    eta = check_rate("eta_ov", eta_ov)
     return np.asarray((1 - setting.alpha0) * moment * eta * np.sqrt(ratio / setting.b) / setting.M)

@@ -1,6 +1,7 @@
 """Matched states: published digits, inverse questions, symmetries, orderings and refusals."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 
 from qkdyn.errors import InputError, RangeError
-from qkdyn.theory import Setting, at_attention, at_loss, at_time, mu_qk_of, ratio_for
+from qkdyn.theory import Setting, at_attention, at_loss, at_time, clock, mu_qk_of, ratio_for
 
 PAPER = Setting(5, 50, 50, 5)
 STARTS = {"CACO": (0, 0), "CAFO": (0.01, 0), "FACO": (0, 0.01), "FAFO": (0.01, 0.01)}
@@ -167,6 +168,81 @@ def test_extremes_stay_finite(which):
     assert (np.diff(state.mu_ov, axis=1) >= 0).all()
     np.testing.assert_array_equal(state.mu_ov[:, 0], STARTS[which][0])
     np.testing.assert_array_equal(state.mu_qk[:, 0], STARTS[which][1])
+
+
+@pytest.mark.parametrize("which", STARTS)
+def test_attention_that_takes_for_ever(which):
+    """Beyond alpha mu_ov = 710 no time fits float64: infinite, at once, and never nan."""
+    options = {"parameterization": which, "initial": STARTS[which]}
+    begun = time.process_time()
+    state = at_attention(PAPER, [1e-75, 1e-6, 1.0, 1e20], 1 - 1e-14, **options)
+    assert time.process_time() - begun < 2
+    assert state.t[:3].tolist() == [math.inf] * 3
+    assert 0 < state.t[3] < math.inf
+    assert np.isfinite(state.mu_ov).all()
+    assert PAPER.loss(state.alpha * state.mu_ov)[:3].tolist() == [0.0] * 3
+    # On both sides of the limit in one call.
+    both = at_attention(PAPER, 1e-6, PAPER.attention([STARTS[which][1] + 1e-6, 4.0]), **options).t
+    assert 0 < both[0] < both[1] == math.inf
+
+
+@pytest.mark.parametrize("which", STARTS)
+@pytest.mark.parametrize("sizes", [(5, 50, 50, 5), (1, 10**15, 10**15, 10**15), (10**15, 1, 1, 2)])
+def test_no_corner_of_what_is_allowed_gives_nan_or_a_warning(which, sizes):
+    setting, tiny = Setting(*sizes), 1e-75
+    r, start = np.array([[1e-75], [1e-30], [1e30], [1e75]]), tuple(tiny if value else 0.0 for value in STARTS[which])
+    options = {"parameterization": which, "initial": start}
+    loss = np.array([1e-300, 1e-3, setting.initial_loss * (1 - 1e-9)])
+    matched = at_loss(setting, r, loss, **options)
+    later = at_time(setting, r, [0.0, 1e-300, 1.0, 1e300], **options)
+    alpha = setting.alpha0 + np.array([0.5, 1e-3]) * (1 - setting.alpha0)
+    attained = at_attention(setting, r, alpha[alpha < 1], **options)
+    for state in (matched, later, attained):
+        assert np.isfinite(state.mu_ov).all()
+        assert np.isfinite(state.mu_qk).all()
+        assert (state.alpha > 0).all()
+        assert (state.t >= 0).all()  # infinite, but not nan
+
+
+@pytest.mark.parametrize("which", STARTS)
+def test_panels_are_bounded(which, monkeypatch):
+    """However far attention is away: a panel for each unit of margin, up to the last that has a time."""
+    counts, panels = [], clock._panels
+
+    def count(*arguments):
+        breaks = panels(*arguments)
+        counts.append(len(breaks))
+        return breaks
+
+    monkeypatch.setattr(clock, "_panels", count)
+    options = {"parameterization": which, "initial": STARTS[which]}
+    for alpha in (0.1, 0.15, 0.3, 0.9, 1 - 1e-14):
+        at_attention(PAPER, np.logspace(-8, 8, 9), alpha, **options)
+    assert 300 < max(counts) < 1500
+
+
+def test_starts_without_a_future():
+    with pytest.raises(InputError, match=r"initial mu_ov must be <= 3300, got 4000\.0; the loss is next to zero"):
+        at_time(PAPER, 1.0, 1.0, initial=(4000.0, 0.0))
+
+
+@pytest.mark.parametrize("start", [(0.0, 0.0), (0.3, 0.7), (50.0, 0.1)])
+def test_losses_within_rounding_of_the_start(start):
+    for sizes in ((5, 50, 50, 5), (5, 50, 50, 20), (3, 7, 2, 10**6)):
+        setting = Setting(*sizes)
+        loss = float(setting.loss(setting.attention(start[1]) * start[0]))
+        for _ in range(5):
+            loss = math.nextafter(loss, 0.0)
+            state = at_loss(setting, [1e-3, 1e30], loss, initial=start)
+            assert np.isfinite(state).all()
+            assert (state.t >= 0).all()
+            np.testing.assert_allclose(state.mu_ov, start[0], rtol=1e-10, atol=1e-10)
+
+
+def test_ratio_out_of_reach():
+    alpha = np.nextafter(np.nextafter(PAPER.alpha0, 1), 1)
+    with pytest.raises(RangeError, match=r"the ratio for this alpha and loss must be between 1e-75 and 1e\+75"):
+        ratio_for(PAPER, [0.5, alpha], [0.1, 1e-3], parameterization="FACO", initial=(0.0, 1e-75))
 
 
 def test_scalars_and_broadcasting():

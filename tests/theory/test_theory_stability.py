@@ -1,17 +1,23 @@
 """The two instabilities, against gradient flow on full matrices that carry the perturbation."""
 
 import math
+import time
 
 import numpy as np
 import pytest
-from scipy.integrate import solve_ivp
+from scipy.integrate import quad, solve_ivp
 
 from qkdyn.errors import InputError, RangeError
-from qkdyn.theory import Setting, at_loss, background_rate, class_competition
+from qkdyn.theory import Setting, at_loss, background_rate, class_competition, stability
+from qkdyn.theory.curve import Curve
 
 PAPER = Setting(5, 50, 50, 5)
 SMALL = Setting(2, 3, 2, 3)
 STARTS = {"CACO": (0, 0), "CAFO": (0.05, 0), "FACO": (0, 0.05), "FAFO": (0.05, 0.05)}
+
+
+def _options(which):
+    return {"parameterization": which, "initial": STARTS[which]}
 
 
 class Matrices:
@@ -122,6 +128,110 @@ def test_early_growth_rate():
     rate = PAPER.alpha0 / 250 * math.sqrt(1e4 * 4 / 250)
     grown = class_competition(PAPER, 1e4, 1.609)
     assert float(grown.log_delta) == pytest.approx(math.log(math.cosh(rate * float(state.t))), rel=0.02)
+
+
+@pytest.mark.parametrize("which", STARTS)
+def test_every_ratio_in_bounded_time(which):
+    """Five ratios and three losses within a second, without a warning (pytest makes them errors)."""
+    r, options = np.array([1e-30, 1.0, 1e10, 1e20, 1e30]), {"parameterization": which, "initial": STARTS[which]}
+    class_competition(PAPER, 1.0, 0.1)
+    begun = time.process_time()
+    grown = class_competition(PAPER, r[:, None], [1.0, 0.1, 1e-3], **options)
+    assert time.process_time() - begun < 3  # 0.5 s on an idle core
+    assert np.isfinite(grown.log_delta).all()
+    assert (np.diff(grown.log_delta) > 0).all()
+
+
+@pytest.mark.parametrize("which", STARTS)
+@pytest.mark.parametrize("r", [1e8])
+def test_stiff_ratios_against_another_integrator(which, r):
+    """The slope of ln delta by Radau, from mu_qk in closed form."""
+    curve, loss = Curve.start(PAPER, which, STARTS[which]), 0.1
+    bent, turned, root_b, b = curve.parameterization.factorized_qk, which.endswith("FO"), math.sqrt(50), 50
+    coupling, end = float(curve.coupling(r)), float(at_loss(PAPER, r, loss, **_options(which)).mu_ov)
+
+    def slopes(x, y):
+        # In ln mu_ov, from where nothing has happened yet; share is scaled by the rate at which it settles.
+        mu = math.exp(x)
+        q = float(curve.mu_qk(r, max(mu - curve.mu0, 0.0)))
+        rest, share = float(PAPER.inattention(q)), y[1]
+        force = coupling * (rest * mu * share + 1)
+        epsilon = b * (q * force + coupling * rest * mu * share) if bent else force
+        delta = root_b * (mu * share + 1) if turned else share
+        pace = 2 * root_b if turned else 1 / mu
+        return [delta / pace, (epsilon - share * delta) / pace]
+
+    begin = math.log(curve.mu0) if curve.mu0 else math.log(end) - 32
+    start = [0.0, coupling * math.exp(begin) * (1 if not bent else b * curve.q0)] if not curve.mu0 else [0.0, 0.0]
+    theirs = solve_ivp(slopes, (begin, math.log(end)), start, method="Radau", rtol=1e-8, atol=1e-12).y[:, -1]
+    grown = class_competition(PAPER, r, loss, **_options(which))
+    np.testing.assert_allclose(grown.log_delta, theirs[0], rtol=1e-6)
+    np.testing.assert_allclose(grown.log_epsilon - grown.log_delta, math.log(theirs[1]), atol=1e-6)
+
+
+@pytest.mark.parametrize("which", ["CACO", "CAFO"])
+def test_largest_ratios_scale(which):
+    """Where the QK circuit is collapsed, ln delta grows like sqrt(r)."""
+    r = np.array([1e40, 1e60, 1e75])
+    grown = class_competition(PAPER, r, 0.1, **_options(which)).log_delta / np.sqrt(r)
+    np.testing.assert_allclose(grown, grown[0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("which", ["FACO", "FAFO", "CAFO"])
+def test_smallest_starts_grow_in_logarithms(which):
+    """At r = 1e-6 attention does not move: mu_ov and delta keep their ratio, scores stay below 1e-60 of delta."""
+    options = {"parameterization": which, "initial": tuple(1e-60 if form == "F" else 0.0 for form in which[2::-2])}
+    grown = class_competition(PAPER, [1e-6, 1e6], 0.1, **options)
+    assert np.isfinite(grown).all()
+    if which.endswith("FO"):
+        expected = 0.5 * math.log(float(at_loss(PAPER, 1e-6, 0.1, **options).mu_ov) / 1e-60)
+        assert grown.log_delta[0] == pytest.approx(expected, rel=1e-6)
+    if which.startswith("FA"):
+        assert grown.log_epsilon[0] - grown.log_delta[0] < math.log(1e-60)
+
+
+@pytest.mark.parametrize(("which", "gap"), [("CACO", 1.0), ("FACO", 1e-75)])
+def test_slowest_attention_circuits(which, gap):
+    """To first order in K: d epsilon/d mu_ov = K, or b mu_qk K at a factorized circuit's start."""
+    r = np.array([1e-75, 1e-30, 1e-13])
+    options = {"parameterization": which, "initial": (0.0, gap if which == "FACO" else 0.0)}
+    grown = class_competition(PAPER, r, 0.1, **options)
+    speed = r * 4 / 250 * (50 * gap if which == "FACO" else 1.0)
+    mu = at_loss(PAPER, r, 0.1, **options).mu_ov
+    np.testing.assert_allclose(grown.log_epsilon, np.log(speed * mu), rtol=1e-11)
+    np.testing.assert_allclose(grown.log_delta, speed * mu**2 / 2, rtol=1e-9)
+
+
+def test_smallest_gap_keeps_its_growth():
+    """While mu_qk << 1: mu_qk = q0 e^(c mu^2) and epsilon = b K q0 e^(c mu^2/2) int_0^mu e^(c s^2/2) ds, c = b K (1-alpha0)."""
+    for r in (1e-4, 1e-2):
+        options = {"parameterization": "FACO", "initial": (0.0, 1e-75)}
+        mu = float(at_loss(PAPER, r, 0.1, **options).mu_ov)
+        drive = 50 * r * 4 / 250
+        c = drive * 10 / 11
+        inside = quad(lambda s, c=c: math.exp(c * s * s / 2), 0, mu, epsrel=1e-12)[0]
+        expected = math.log(drive * 1e-75) + c * mu**2 / 2 + math.log(inside)
+        grown = class_competition(PAPER, r, 0.1, **options)
+        assert float(grown.log_epsilon) == pytest.approx(expected, rel=1e-11)
+
+
+@pytest.mark.parametrize("sizes", [(1, 10**15, 10**15, 10**15), (10**15, 1, 1, 2)])
+def test_largest_settings_end_in_numbers(sizes):
+    setting = Setting(*sizes)
+    for which, start in STARTS.items():
+        grown = class_competition(setting, [1e-75, 1e75], 0.1, parameterization=which, initial=start)
+        assert not np.isnan(grown).any()
+    # Here a step tries to go e^700 ahead.
+    begin = {"parameterization": "FAFO", "initial": (1e-75, 1e-75)}
+    assert not np.isnan(class_competition(setting, 1e-55, setting.initial_loss / 20, **begin)).any()
+
+
+def test_an_integrator_that_gives_up_leaves_nan(monkeypatch):
+    monkeypatch.setattr(stability, "STEPS", 400)
+    grown = class_competition(PAPER, [1e-3, 1e8], 0.5)
+    assert np.isfinite(grown.log_delta[0])
+    assert np.isnan(grown.log_delta[1])
+    assert np.isnan(grown.log_epsilon[1])
 
 
 def test_broadcasting_and_large_amplifications():
