@@ -49,7 +49,9 @@ def flip(path):
 
 DAMAGES = {
     "a flipped bit": flip,
-    "a truncated file": lambda path: payload(path).write_bytes(payload(path).read_bytes()[: payload(path).stat().st_size // 2]),
+    "a truncated file": lambda path: payload(path).write_bytes(
+        payload(path).read_bytes()[: payload(path).stat().st_size // 2]
+    ),
     "an empty file": lambda path: payload(path).write_bytes(b""),
     "a missing file": lambda path: payload(path).unlink(),
     "half a manifest": lambda path: (path / "manifest.json").write_text((path / "manifest.json").read_text()[:-30]),
