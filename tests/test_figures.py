@@ -461,3 +461,6 @@ def test_times_that_are_not_finite_have_no_place_on_the_axis(sweep):
     ds = sweep.copy(deep=True)
     ds["t"][:, 20:] = np.inf
     figures.draw_trajectories(ds, "balanced").canvas.draw()
+    ds["t"][:, 1:] = np.inf
+    figure = figures.draw_trajectories(ds, "balanced")
+    assert all(axes.texts[0].get_text() == "no run recorded\nafter its start" for axes in figure.axes[:16])

@@ -66,7 +66,10 @@ def nothing_recorded(axes: "matplotlib.axes.Axes", *, started: bool = False, wha
 
 
 def log_ticks(axis: Any, bounds: tuple[float, float]) -> None:
-    """Label a logarithmic axis that shows `bounds`: at most seven decades, or round numbers where no two are in sight."""
+    """Label a logarithmic axis whose limits are `bounds`: at most seven decades, or round numbers where no two are there.
+
+    Limits by `log_limits` are a percent apart or more: four digits tell the labels apart.
+    """
     from matplotlib.ticker import (
         FixedLocator,
         FuncFormatter,
@@ -89,11 +92,9 @@ def log_ticks(axis: Any, bounds: tuple[float, float]) -> None:
     if len(places) < 3:
         fine = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
         places = [float(place) for place in fine if low <= place <= high]
-    # As many digits as it takes to tell the labels apart.
-    digits = max(4, math.ceil(math.log10(high / (high - low))) + 2)
     axis.set_major_locator(FixedLocator(places))
     axis.set_minor_locator(FixedLocator([]))
-    axis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:.{digits}g}"))
+    axis.set_major_formatter(FuncFormatter(lambda place, _: f"{place:.4g}"))
 
 
 def span(values: np.ndarray, *, positive: bool = False) -> tuple[float, float] | None:

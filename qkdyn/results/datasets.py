@@ -23,8 +23,8 @@ def _writable(value: Any) -> bool:
     if isinstance(value, list | tuple | np.ndarray):
         array = np.asarray(value) if isinstance(value, np.ndarray) or len(set(map(type, value))) == 1 else None
         return array is not None and array.ndim == 1 and array.size > 0 and array.dtype.kind in "fiuU"
-    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return isinstance(value, str) or (real and np.asarray(value).dtype.kind in "fiu")
+    # A truth value is a number to Python but not to NetCDF-4, and an integer may be too large for it.
+    return isinstance(value, str) or (isinstance(value, numbers.Real) and np.asarray(value).dtype.kind in "fiu")
 
 
 def _check_attributes(where: str, attributes: Mapping[Any, Any]) -> None:
