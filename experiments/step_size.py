@@ -32,6 +32,7 @@ from qkdyn.results import (
     write_manifest,
     write_text,
 )
+from qkdyn.train.lock import lock
 from qkdyn.train.state import Plan
 from qkdyn.train.sweep import Grid
 
@@ -75,7 +76,15 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class Options(sweeps.Options):
-    """How it is run; no result depends on it."""
+    """How it is run; no result depends on it. What only the sweep can do is refused."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("fresh", "checkpoint_seconds", "checkpoints", "max_runs", "exact", "draw"):
+            if getattr(self, name) != getattr(sweeps.Options(), name):
+                raise InputError(f"{name} is an option of experiments.sweep, got {getattr(self, name)!r}; leave it out")
+        if self.machine.distributed:
+            raise InputError("distributed is an option of experiments.sweep; this command runs in one process")
 
     @property
     def folder(self) -> Path:
@@ -201,11 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [path, draw_step_size(frame, options.folder / "step_size.png")]
     else:
         options.machine.join()
-        prepare_folder(options.folder)
-        begun = time.monotonic()
-        frame = run(config)
-        command = ["python", "-m", "experiments.step_size", *arguments]
-        files = write(frame, config, options.folder, time.monotonic() - begun, command)
+        with lock(prepare_folder(options.folder)):
+            begun = time.monotonic()
+            frame = run(config)
+            command = ["python", "-m", "experiments.step_size", *arguments]
+            files = write(frame, config, options.folder, time.monotonic() - begun, command)
     show(frame)
     print("\n".join(map(str, files)))
     return 0

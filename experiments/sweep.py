@@ -38,7 +38,7 @@ from qkdyn.train.campaign import Snapshot
 from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
 from qkdyn.train.lock import lock
-from qkdyn.train.processes import in_turn, primary
+from qkdyn.train.processes import in_turn, peers, primary
 from qkdyn.train.state import Plan, Status
 from qkdyn.train.store import open_store
 from qkdyn.train.sweep import Grid, run_sweep
@@ -221,7 +221,7 @@ def train(config: Config, options: Options) -> "xr.Dataset":
             primary=primary(),
         )
     )
-    with on_request() as request, track("sweep", show=primary()) as update:
+    with peers(), on_request() as request, track("sweep", show=primary()) as update:
         return run(config, update, store=store, request=request, max_runs=options.max_runs, exact=options.exact)
 
 

@@ -25,10 +25,15 @@ def folder(tmp_path_factory):
     return folder
 
 
+def files_of(folder):
+    """What a user sees in the folder: neither the lock nor what the sweep keeps to go on from."""
+    return [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+
+
 def test_the_sweep_writes_what_it_says(folder, capsys):
     names = {"data.nc", "summary.csv", "run.json", "headline.png", "matched.png"}
     names |= {"trajectories_balanced.png", "trajectories_sampled.png"}
-    assert {path.name for path in folder.iterdir()} == names
+    assert {path.name for path in files_of(folder)} == names
     run = json.loads((folder / "run.json").read_text())
     assert run["config"]["grid"]["r"] == [1.0, 30.0] and run["argv"][:3] == ["python", "-m", "experiments.sweep"]
     assert set(run["sha256"]) == names - {"run.json"} and run["wall_seconds"] > 0
@@ -38,12 +43,12 @@ def test_the_sweep_writes_what_it_says(folder, capsys):
 
 
 def test_redrawing_needs_the_records_alone(folder, capsys):
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for path in folder.iterdir():
+    before = {path.name: path.read_bytes() for path in files_of(folder)}
+    for path in files_of(folder):
         if path.name != "data.nc":
             path.unlink()
     assert sweep.main(["--draw-only", "--out", str(folder)]) == 0
-    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    after = {path.name: path.read_bytes() for path in files_of(folder)}
     assert {name: after[name] for name in after} == {name: before[name] for name in before if name != "run.json"}
     out = capsys.readouterr().out
     assert "CACO" in out and "summary.csv" in out
@@ -115,11 +120,30 @@ def test_shares_of_progress_rise_to_one():
 def test_step_size_from_its_command(tmp_path, capsys):
     arguments = ["--quick", "--r", "1", "--parameterizations", "CACO", "--out", str(tmp_path)]
     assert step_size.main(arguments) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {"summary.csv", "step_size.png", "run.json"}
+    assert {path.name for path in files_of(tmp_path)} == {"summary.csv", "step_size.png", "run.json"}
     picture = (tmp_path / "step_size.png").read_bytes()
-    assert step_size.main(["--draw-only", *arguments]) == 0
+    assert step_size.main(["--draw-only", "--quick", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "step_size.png").read_bytes() == picture
     assert "slope" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [["--fresh"], ["--no-exact"], ["--max-runs", "5"], ["--distributed"], ["--no-draw"]])
+def test_step_size_refuses_what_only_the_sweep_can_do(option, capsys, unchecked):
+    with pytest.raises(SystemExit) as stop:
+        step_size.main(["--quick", *option])
+    assert stop.value.code == 2 and "an option of experiments.sweep" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["--quick", "--protocol", "reference"], "--protocol must be left out, or quick, beside --quick"),
+        (["--draw-only", "--r", "5", "--losses", "0.3"], "takes no --r, --losses; leave that out, or --draw-only"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(arguments, message, capsys):
+    assert main_guard(lambda: sweep.main(arguments)) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("scales", [["1"], ["0.5", "1"], ["1", "0"]])

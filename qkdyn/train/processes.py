@@ -1,6 +1,7 @@
 """What several processes of one run do together: gather, agree, take turns at files. With one process, nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -26,7 +27,8 @@ def to_host(tree: Any) -> Any:
         return jax.device_get(tree)
     from jax.experimental import multihost_utils
 
-    return _together(lambda: multihost_utils.process_allgather(tree, tiled=True))
+    with peers():
+        return multihost_utils.process_allgather(tree, tiled=True)
 
 
 def agree(stop: bool, due: bool) -> tuple[bool, bool]:
@@ -39,7 +41,8 @@ def agree(stop: bool, due: bool) -> tuple[bool, bool]:
         return stop, due
     from jax.experimental import multihost_utils
 
-    flags = _together(lambda: multihost_utils.process_allgather(np.array([stop, due])))
+    with peers():
+        flags = multihost_utils.process_allgather(np.array([stop, due]))
     return bool(flags[:, 0].any()), bool(flags[0, 1])
 
 
@@ -53,7 +56,8 @@ def barrier() -> None:
         return
     from jax.experimental import multihost_utils
 
-    _together(lambda: multihost_utils.sync_global_devices("barrier"))
+    with peers():
+        multihost_utils.sync_global_devices("barrier")
 
 
 def in_turn(read: Callable[[], Result]) -> Result:
@@ -70,11 +74,19 @@ def in_turn(read: Callable[[], Result]) -> Result:
     return found
 
 
-def _together(collective: Callable[[], Result]) -> Result:
+@contextmanager
+def peers() -> Iterator[None]:
+    """Where other processes may fail: what this one's libraries then raise becomes a PeerError. With one process, nothing.
+
+    A peer that dies is noticed wherever this process happens to wait for it: gathering, saving, or at a barrier.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
     try:
-        return collective()
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0][:120]
+        yield
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or [""])[0][:120]
         raise PeerError(
             f"another process of this run is gone ({reason}); start all of them again: they go on from the last checkpoint"
         ) from error
