@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from qkdyn.errors import PeerError
+from qkdyn.errors import PeerError, QkdynError
 
 Result = TypeVar("Result")
 
@@ -85,7 +85,9 @@ def peers() -> Iterator[None]:
         return
     try:
         yield
-    except RuntimeError as error:
+    except QkdynError:
+        raise
+    except (RuntimeError, ValueError) as error:  # the transport's own words come as either
         reason = (str(error).splitlines() or [""])[0][:120]
         raise PeerError(
             f"another process of this run is gone ({reason}); start all of them again: they go on from the last checkpoint"
