@@ -16,15 +16,13 @@ def test_one_process_is_the_primary_and_waits_for_nobody():
         raise RuntimeError("ours")
 
 
-def test_with_several_a_runtime_error_is_a_lost_peer(monkeypatch):
+def test_with_several_an_error_of_the_transport_is_a_lost_peer(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with (
-        pytest.raises(PeerError, match=r"another process of this run is gone \(connection reset\); start all"),
-        processes.peers(),
-    ):
-        raise RuntimeError("connection reset\nand a stack")
-    with pytest.raises(KeyError), processes.peers():
-        raise KeyError("ours")
+    for kind in (RuntimeError, ValueError):
+        with pytest.raises(PeerError, match=r"process of this run is gone \(reset\); start all"), processes.peers():
+            raise kind("reset\nand a stack")
+    with pytest.raises(InputError, match="ours"), processes.peers():
+        raise InputError("ours")
 
 
 @pytest.mark.parametrize(
