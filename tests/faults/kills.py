@@ -94,9 +94,10 @@ def kill_at_random(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
         process.communicate()
-        fresh = False
         parts = list((folder / "checkpoints" / "parts").glob("*.npz"))
         trained = len(parts) >= 2
+        # With all runs on record there is nothing left to kill in training.
+        fresh = trained
         at_work = bool(parts) or any((folder / "checkpoints" / "checkpoints").glob("*"))
         met["writing" if trained else "training" if at_work else "before training"] += 1
     finish(folder)
