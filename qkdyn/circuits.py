@@ -181,15 +181,21 @@ def factorize(params: Params, parameterization: Parameterization | str = "FAFO")
 
 
 def on_ansatz(
-    directions: Mapping[str, np.ndarray], parameterization: Parameterization | str, *, mu_ov: float, mu_qk: float
+    directions: Mapping[str, np.ndarray],
+    parameterization: Parameterization | str,
+    *,
+    mu_ov: float,
+    mu_qk: float,
+    dtype: Any = jnp.float32,
 ) -> Params:
-    """Parameters on Theorem 1's ansatz: W_OV = mu_OV Sbar and W_QK = mu_QK D, factorized circuits balanced (float32).
+    """Parameters on Theorem 1's ansatz: W_OV = mu_OV Sbar and W_QK = mu_QK D, factorized circuits balanced.
 
     Args:
         directions: "qk" -> D (d, d) and "ov" -> Sbar (M, d), as a task gives them.
         parameterization: one of the four, or its name.
         mu_ov: scale of the output-value circuit, >= 0; > 0 where it is factorized.
         mu_qk: scale of the query-key circuit, likewise.
+        dtype: of the result; computed in float64 whichever it is.
 
     Raises:
         InputError: a scale that is negative or not finite, or zero where the circuit is factorized (a saddle).
@@ -201,7 +207,7 @@ def on_ansatz(
     # In double precision, so that tokens of one class start alike to the last bit: what sets them apart is amplified.
     with jax.enable_x64(True):
         flat = {"qk": {"W_QK": jnp.asarray(W_QK)}, "ov": {"W_OV": jnp.asarray(W_OV)}}
-        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), factorize(flat, parameterization))
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), factorize(flat, parameterization))
 
 
 def balancedness(params: Params) -> dict[str, Array]:

@@ -1,0 +1,270 @@
+"""Gradient flow of all parameters on the exact loss of a design, in float64: what Theorem 1's two scalars summarize.
+
+Imported only where a flow is asked for, because it brings diffrax in.
+"""
+
+from typing import Any, NamedTuple
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float64
+
+from qkdyn.attention import cross_entropy, forward
+from qkdyn.circuits import Params, collapse, parameterization_of
+from qkdyn.errors import InputError, QkdynError, RangeError, check_positive, reject
+from qkdyn.tasks.designs import Design
+from qkdyn.theory.setting import Reals, check_array, check_rate, check_times
+
+RTOL = 1e-12
+MAX_STEPS = 20_000
+
+
+class MatrixTrajectory(NamedTuple):
+    """The flow at T times; every field has T as its first axis.
+
+    Attributes:
+        t: times, in units of 1/eta_ov where eta_ov = 1.
+        params: the parameters.
+        loss: population loss in nats.
+        mu_ov: projection of W_OV on Sbar.
+        mu_qk: projection of W_QK on D.
+        alpha: mean attention on class tokens.
+        off_ov: |W_OV - mu_ov Sbar| / |W_OV|, Frobenius norms; 0 where W_OV is 0.
+        off_qk: |W_QK - mu_qk D| / |W_QK|.
+    """
+
+    t: Float64[np.ndarray, " T"]
+    params: Params
+    loss: Float64[np.ndarray, " T"]
+    mu_ov: Float64[np.ndarray, " T"]
+    mu_qk: Float64[np.ndarray, " T"]
+    alpha: Float64[np.ndarray, " T"]
+    off_ov: Float64[np.ndarray, " T"]
+    off_qk: Float64[np.ndarray, " T"]
+
+
+def population_loss(params: Params, design: Design, scale: float | Float[Array, ""] = 1.0) -> Float[Array, ""]:
+    """The exact loss of Sec. 3 over a design in nats; `scale` multiplies the scores. Precision is the caller's.
+
+    A design with a reflection lists half of its sequences; the loss is that of all where the parameters have the
+    symmetry, as those of `matrix_flow` do.
+    """
+    logits, _ = forward(params, jnp.asarray(design.X)[:, None], jnp.asarray(design.x_T), scale=scale)
+    y = jnp.broadcast_to(jnp.asarray(design.y)[:, None], logits.shape[:-1])
+    return jnp.vdot(jnp.asarray(design.weight), jax.vmap(cross_entropy)(logits, y))
+
+
+def population_gradient(
+    params: Params, design: Design, scale: float | Float[Array, ""] = 1.0
+) -> tuple[Float[Array, ""], Params]:
+    """The loss and its gradient; with a reflection, averaged over both halves, so without background part."""
+    loss, gradient = jax.value_and_grad(population_loss)(params, design, scale)
+    return loss, without_background(gradient, design)
+
+
+def without_background(params: Params, design: Design) -> Params:
+    """Parameters (or a gradient) averaged with their reflection: the background's rows and columns become zero.
+
+    They are the columns of W_OV and W_V, the rows of W_K and W_Q, both of W_QK. Unchanged without a reflection.
+    """
+    if design.reflection is None:
+        return params
+    keep = (1 + jnp.asarray(design.reflection)) / 2
+    row, column = keep[:, None], keep[None, :]
+    factors = {"W_QK": row * column, "W_K": row, "W_Q": row, "W_OV": column, "W_V": column}
+    return {
+        circuit: {name: leaf * factors[name] if name in factors else leaf for name, leaf in matrices.items()}
+        for circuit, matrices in params.items()
+    }
+
+
+def matrix_flow(
+    design: Design,
+    initial: Params,
+    t: Reals,
+    *,
+    eta_qk: float,
+    eta_ov: float,
+    scale: float = 1.0,
+) -> MatrixTrajectory:
+    """Gradient flow d W/dt = -eta_circuit dL/dW of every matrix, W_K and W_Q or W_QK, W_O and W_V or W_OV.
+
+    Errors count relative to the norm of each matrix (tolerance 1e-12), because W_QK starts like t^2. With a reflection
+    the background parts stay exactly zero; they would grow from rounding otherwise (`background_rate`).
+
+    Args:
+        design: the distribution of sequences.
+        initial: parameters at t = 0, in any parameterization; computed with in float64.
+        t: strictly increasing times >= 0, 1-D, in units of 1/eta_ov where eta_ov = 1.
+        eta_qk: rate of the query-key circuit.
+        eta_ov: rate of the output-value circuit.
+        scale: multiplies the scores.
+
+    Returns:
+        MatrixTrajectory at t. Calls with equal shapes, whatever the rates, share one compilation.
+
+    Raises:
+        InputError: a value is not allowed, or the parameters do not fit the design.
+        QkdynError: the integrator gave up; the message names the ratio and the time it reached.
+    """
+    times = check_times(t)
+    return _flow(design, initial, times, eta_qk, eta_ov, scale, by_loss=False)
+
+
+def at_losses(
+    design: Design,
+    initial: Params,
+    losses: Reals,
+    *,
+    eta_qk: float,
+    eta_ov: float,
+    scale: float = 1.0,
+) -> MatrixTrajectory:
+    """The states of `matrix_flow` at given losses, by integrating in ln(loss) instead of t.
+
+    Along the flow dL/dt = -sum eta_circuit |dL/dW|^2, so d W/d ln L is known and t is one more equation: nothing is
+    interpolated and no root is searched.
+
+    Args:
+        design: as in `matrix_flow`, like the other arguments.
+        initial: parameters at t = 0.
+        losses: strictly decreasing, below the initial loss, 1-D, in nats.
+        eta_qk: rate of the query-key circuit.
+        eta_ov: rate of the output-value circuit.
+        scale: multiplies the scores.
+
+    Raises:
+        InputError: a value is not allowed, or the parameters do not fit the design.
+        RangeError: a loss at or above the initial one.
+        QkdynError: the integrator gave up, as it does below a loss that the flow never reaches.
+    """
+    values = check_array("losses", losses, positive=True)
+    if values.ndim != 1 or (np.diff(values) >= 0).any():
+        reject("losses", losses, "one-dimensional and strictly decreasing")
+    return _flow(design, initial, values, eta_qk, eta_ov, scale, by_loss=True)
+
+
+def _flow(
+    design: Any, initial: Any, where: np.ndarray, eta_qk: Any, eta_ov: Any, scale: Any, *, by_loss: bool
+) -> MatrixTrajectory:
+    rates = {"qk": check_rate("eta_qk", eta_qk), "ov": check_rate("eta_ov", eta_ov)}
+    scale = check_positive("scale", scale, least=1e-75, most=1e75)
+    # Entered outside the jitted function and left after it: the caller's own float32 programs never notice.
+    with jax.enable_x64(True):
+        start = _check_start(design, initial)
+        loss, gradient = (jax.tree.map(np.asarray, part) for part in _start(start, design, scale))
+        if not any(np.any(leaf) for leaf in jax.tree.leaves(gradient)):
+            raise InputError("the gradient at initial must not be zero; start from another point, it would stay here")
+        if by_loss:
+            if where[0] >= loss:
+                reject("losses", float(where[0]), f"below the loss at the start, {loss:.9g}", error=RangeError)
+            where = np.log(loss / where)
+        solved = _solve(start, design, where, rates, scale, np.array(by_loss))
+        reached, states, measured, succeeded = jax.tree.map(np.asarray, solved)
+    if not (succeeded and np.isfinite(measured["loss"]).all()):
+        ratio = rates["qk"] / rates["ov"]
+        done = reached[np.isfinite(reached)]
+        last = done[-1] if done.size else 0.0
+        what = f"loss = {loss * np.exp(-last):g}" if by_loss else f"t = {last:g}"
+        raise QkdynError(f"the flow at r = {ratio:g} failed; the last state asked for that it reached is at {what}")
+    params, t = states
+    return MatrixTrajectory(t=t, params=params, **measured)
+
+
+def _check_start(design: Any, initial: Any) -> Params:
+    """`initial` in float64 and without background part, or InputError."""
+    if not isinstance(design, Design):
+        reject("design", design, "a Design", "e.g. Population(m=2, n=2, b=2, M=3).enumerated()")
+    parameterization_of(initial)
+    (M, d), params = design.S.shape, {}
+    for circuit, matrices in initial.items():
+        for name, leaf in matrices.items():
+            shape = (M if name in ("W_O", "W_OV") else d, d)
+            if np.shape(leaf) != shape:
+                reject(f"the shape of {name}", np.shape(leaf), f"{shape} for this design")
+            if not np.isfinite(np.asarray(leaf)).all():
+                reject(f"initial {name}", leaf, "finite")
+        params[circuit] = {name: jnp.asarray(leaf, jnp.float64) for name, leaf in matrices.items()}
+    start = without_background(params, design)
+    for (_, before), (_, after) in zip(_products(params), _products(start), strict=True):
+        if np.linalg.norm(before - after) > 1e-12 * np.linalg.norm(before):
+            raise InputError(
+                "initial must not depend on the background where the design has a reflection; pass design.unfolded()"
+            )
+    return start
+
+
+def _products(params: Params) -> list[tuple[str, np.ndarray]]:
+    return [(name, np.asarray(leaf)) for part in collapse(params).values() for name, leaf in part.items()]
+
+
+_start = jax.jit(population_gradient)
+
+
+class _ByMatrix(diffrax.PIDController):
+    """Errors relative to the norm of each matrix: entries that are zero but for rounding have no relative error."""
+
+    def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
+        norms = [jax.tree.map(jnp.linalg.norm, tree) for tree in (y0, y1_candidate, y_error)]
+        return super().adapt_step_size(t0, t1, *norms[:2], args, norms[2], error_order, controller_state)
+
+
+def _velocity(s, state, args):
+    """d(params, t)/ds where s is t, or ln(initial loss / loss)."""
+    del s
+    params, _ = state
+    design, rates, scale, by_loss = args
+    loss, gradient = population_gradient(params, design, scale)
+    moves = {circuit: jax.tree.map(lambda G, c=circuit: -rates[c] * G, gradient[circuit]) for circuit in gradient}
+    pace = jnp.where(by_loss, loss / _descent(gradient, rates), 1.0)
+    return jax.tree.map(lambda move: pace * move, moves), pace
+
+
+def _descent(gradient: Params, rates: dict[str, Array]) -> Array:
+    """-dL/dt."""
+    return sum(rates[c] * sum(jnp.vdot(G, G) for G in gradient[c].values()) for c in gradient)
+
+
+@jax.jit
+def _solve(
+    start: Params, design: Design, where: Float[Array, " T"], rates: dict, scale: Float[Array, ""], by_loss: Bool[Array, ""]
+):
+    """(s reached, (params, t), measurements, success) at every s of `where`."""
+    loss, gradient = population_gradient(start, design, scale)
+    # Interpolation is less accurate than a step, so steps end exactly where a state is asked for.
+    controller = diffrax.ClipStepSizeController(
+        _ByMatrix(rtol=RTOL, atol=1e-100), step_ts=where, store_rejected_steps=None
+    )
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(_velocity),
+        diffrax.Dopri8(),
+        t0=0.0,
+        t1=jnp.where(where[-1] > 0, where[-1], 1.0),
+        dt0=1e-3 * jnp.where(by_loss, 1.0, loss / _descent(gradient, rates)),
+        y0=(start, jnp.zeros(())),
+        args=(design, rates, scale, by_loss),
+        saveat=diffrax.SaveAt(ts=where),
+        stepsize_controller=controller,
+        max_steps=MAX_STEPS,
+        throw=False,
+    )
+    states: Any = solution.ys
+    # One time after another: attention of all sequences at all times would not fit.
+    measured = jax.lax.map(lambda params: _measure(params, design, scale), states[0])
+    return solution.ts, states, measured, solution.result == diffrax.RESULTS.successful
+
+
+def _measure(params: Params, design: Design, scale: Array) -> dict[str, Array]:
+    flat = collapse(params)
+    _, attention = forward(flat, jnp.asarray(design.X)[:, None], jnp.asarray(design.x_T), scale=scale)
+    own = (attention * jnp.asarray(design.own, attention.dtype)).sum(-1).mean(-1)
+    measured = {"loss": population_loss(flat, design, scale), "alpha": jnp.vdot(design.weight, own)}
+    S = jnp.asarray(design.S)
+    for name, W, direction in (("ov", flat["ov"]["W_OV"], S - S.mean(0)[None]), ("qk", flat["qk"]["W_QK"], S.T @ S)):
+        mu, size = jnp.vdot(W, direction) / jnp.vdot(direction, direction), jnp.linalg.norm(W)
+        measured[f"mu_{name}"] = mu
+        off = jnp.linalg.norm(W - mu * direction)
+        measured[f"off_{name}"] = jnp.where(size > 0, off / jnp.where(size > 0, size, 1.0), 0.0)
+    return measured
