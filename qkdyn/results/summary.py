@@ -25,7 +25,7 @@ def mean_and_sd(
     In float64 whatever the input. The mean of none and the deviation of fewer than two are NaN, without a warning.
     """
     finite = np.isfinite(values)
-    count = finite.sum(-1)
+    count = np.asarray(finite.sum(-1))
     kept = np.where(finite, values, 0.0).astype(np.float64)
     mean = np.where(count > 0, kept.sum(-1) / np.maximum(count, 1), np.nan)
     squares = np.where(finite, (kept - mean[..., None]) ** 2, 0.0).sum(-1)
