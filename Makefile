@@ -29,6 +29,9 @@ sweep-2proc: $(READY)  ## the quick sweep by two processes that meet on this mac
 step-size: $(READY)  ## show that descent approaches the theory like O(eta); results/step_size
 	$(BIN)/python -m experiments.step_size $(ARGS)
 
+bench: $(READY)  ## measure speed, memory and checkpoints against baselines; results/bench
+	$(BIN)/python -m benchmarks $(ARGS)
+
 test: $(READY)  ## run the test suite (ARGS="-k name" for a part of it)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 

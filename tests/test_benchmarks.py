@@ -1,0 +1,155 @@
+"""The benchmarks' own arithmetic: who is measured beside whom, medians and ratios, and a record that grows by parts."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from benchmarks import __main__ as bench
+from benchmarks import record
+from benchmarks.job import runs_of
+from benchmarks.measure import Row, interleaved, rows, run_process, seconds_of
+from benchmarks.throughput import COUNTS, count_in, name_of
+from qkdyn import results
+from qkdyn.config import main_guard
+from qkdyn.errors import InputError, OutputError
+
+
+def test_every_repeat_measures_all_and_every_other_in_reverse():
+    order = []
+    numbers = iter(range(6))
+    told = []
+
+    def measured(name):
+        order.append(name)
+        return float(next(numbers))
+
+    actions = {name: lambda name=name: measured(name) for name in ("a", "b")}
+    found = interleaved(actions, 3, lambda share, status: told.append((share, status)))
+    assert "".join(order) == "abbaab"
+    assert found == {"a": [0.0, 3.0, 4.0], "b": [1.0, 2.0, 5.0]}
+    assert [share for share, _ in told] == pytest.approx([k / 6 for k in range(6)])
+    assert [name for _, name in told] == order
+    with pytest.raises(InputError, match="repeats must be an integer >= 1, got 0"):
+        interleaved(actions, 0)
+
+
+def test_time_is_taken_around_the_action():
+    now = [10.0]
+    assert seconds_of(lambda: now.append(12.5), lambda: now[-1]) == 2.5
+
+
+def test_ratios_are_taken_within_repeats():
+    # The machine halves its speed: the values say so, the ratios do not.
+    one, two = rows("p", {"base": [1.0, 2.0, 4.0], "other": [3.0, 6.0, 12.0]}, "s", "base")
+    assert (one.value, one.ratio, one.spread) == (2.0, 1.0, 1.5)
+    assert two == Row("p", "other", 6.0, "s", "base", 3.0, 3.0, 3.0, 1.5, 3)
+    far = rows("p", {"base": [1.0, 1.0, 1.0], "other": [5.0, 1.0, 2.0]}, "s", "base")[1]
+    assert (far.value, far.ratio, far.ratio_low, far.ratio_high, far.spread) == (2.0, 2.0, 1.0, 5.0, 2.0)
+
+
+def test_rows_without_baseline_or_repeats_claim_nothing():
+    (alone,) = rows("p", {"one": [3.0]}, "s")
+    assert alone.baseline == "" and alone.repeats == 1
+    assert all(map(math.isnan, (alone.ratio, alone.ratio_low, alone.ratio_high, alone.spread)))
+    assert math.isnan(rows("p", {"zero": [0.0], "one": [1.0]}, "s", "zero")[1].ratio)
+    with pytest.raises(InputError, match="baseline must be one of one, got two"):
+        rows("p", {"one": [3.0]}, "s", "two")
+    with pytest.raises(InputError, match="as many repeats"):
+        rows("p", {"one": [3.0], "two": [1.0, 2.0]}, "s", "one")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_process_reports_its_own_memory_and_its_failure(tmp_path):
+    held = bytearray(400_000_000)  # the parent's memory is not the child's
+    code = "import os, time; assert os.environ['XDG_CACHE_HOME'] == {!r}; a = bytearray({}); time.sleep(0.3)"
+    small, large = (run_process(["-c", code.format(str(tmp_path), size)], tmp_path).peak for size in (1, 100_000_000))
+    assert len(held) > large > small and 95e6 < large - small < 105e6
+    with pytest.raises(OutputError, match="ended with status 1: ValueError: no such luck"):
+        run_process(["-c", "raise ValueError('no such luck')"], tmp_path)
+
+
+def test_names_of_throughput_are_read_back():
+    assert [count_in(name_of("FAFO", count)) for count in COUNTS] == [("FAFO", count) for count in COUNTS]
+    assert count_in("FAFO x 200, block 5") is None
+
+
+def test_measured_runs_are_different_and_of_the_grid():
+    runs = runs_of("CACO", 1000)
+    which = set(zip(runs.r.tolist(), runs.seed.tolist(), runs.sampled.tolist(), strict=True))
+    assert len(which) == 1000 and len(set(runs.r.tolist())) == 5 and runs.sampled.mean() == 0.5
+    assert runs_of("CACO", 1).r.tolist() == [1.0]
+
+
+# The record.
+
+FIRST = [
+    Row("throughput", "CACO, 1 run", 100.0, "run-steps/s", "CACO, 1 run", 1.0, 1.0, 1.0, 0.1, 5),
+    Row("throughput", "CACO, 40 runs", 2000.0, "run-steps/s", "CACO, 1 run", 20.0, 19.0, 21.0, 0.1, 5),
+]
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch):
+    """The devices and the cache of this process stay as the other tests want them."""
+    monkeypatch.setattr(bench, "settle", lambda: None)
+
+
+def parts(monkeypatch, **given):
+    monkeypatch.setattr(bench, "PARTS", {name: lambda told, found=found: found for name, found in given.items()})
+
+
+def test_a_part_measured_again_replaces_its_rows_and_no_others(tmp_path, monkeypatch, capsys):
+    old, new = [Row("memory", "x", 1.0, "MB"), Row("memory", "gone", 2.0, "MB")], [Row("memory", "x", 3.0, "MB")]
+    foreign = [Row("theory", "later", 5.0, "s")]
+    out = ["--out", str(tmp_path)]
+    parts(monkeypatch, throughput=FIRST, memory=old, theory=foreign)
+    assert bench.main(out) == 0
+    parts(monkeypatch, memory=new, throughput=FIRST)
+    assert bench.main(["memory", "--quick", *out]) == 0
+    found = record.read(tmp_path / "bench.csv")
+    assert [(row.part, row.name, row.value) for row in found] == [
+        ("memory", "x", 3.0),
+        *((row.part, row.name, row.value) for row in FIRST),
+        ("theory", "later", 5.0),
+    ]
+    assert found[1:3] == FIRST and found[0].baseline == "" and math.isnan(found[0].ratio)
+    assert results.verify(tmp_path) == []
+    told = json.loads((tmp_path / "run.json").read_text())["config"]["parts"]
+    assert {name: of["quick"] for name, of in told.items()} == {"throughput": False, "memory": True, "theory": False}
+    assert "throughput.png" in capsys.readouterr().out
+
+
+def test_what_is_measured_is_kept_when_a_later_part_fails(tmp_path, monkeypatch):
+    parts(monkeypatch, throughput=FIRST, memory=[])
+    monkeypatch.setitem(bench.PARTS, "memory", lambda told: run_process(["-c", "1/0"], told.cache))
+    with pytest.raises(OutputError, match="ZeroDivisionError"):
+        bench.main(["--out", str(tmp_path)])
+    assert record.read(tmp_path / "bench.csv") == FIRST and results.verify(tmp_path) == []
+
+
+def test_the_figure_shows_what_was_measured():
+    (axes,) = record.draw([*FIRST, Row("throughput", "CACO x 40, not exact", 9.0, "run-steps/s")]).axes
+    (line,) = [line for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() == "s"]
+    assert line.get_xdata().tolist() == [1, 40] and line.get_ydata().tolist() == [100, 2000]
+    low, high = axes.get_ylim()
+    assert low < 100 and high > 2000 and axes.get_xscale() == axes.get_yscale() == "log"
+    assert record.draw([]).axes[0].texts[0].get_text() == "nothing measured"
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "part,name,value\nx,y,z\n"])
+def test_a_foreign_record_is_refused_and_stays(tmp_path, monkeypatch, text):
+    parts(monkeypatch, throughput=FIRST)
+    (tmp_path / "bench.csv").write_text(text)
+    with pytest.raises((InputError, OutputError), match=r"bench\.csv.*remove it, or choose another --out"):
+        bench.main(["--out", str(tmp_path)])
+    assert (tmp_path / "bench.csv").read_text() == text
+
+
+def test_an_unknown_part_is_refused_before_anything_is_made(tmp_path, capsys):
+    out = tmp_path / "new"
+    assert main_guard(lambda: bench.main(["throughput", "speed", "--out", str(out)])) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: each part must be one of throughput, startup,") and "got 'speed'" in told
+    assert not out.exists()
