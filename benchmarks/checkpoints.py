@@ -1,5 +1,6 @@
 """What checkpoints cost: one of them over the interval between two, and whole jobs with and without."""
 
+import functools
 import itertools
 import shutil
 import statistics
@@ -9,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.job import job_of, runs_of, start_of
-from benchmarks.measure import NAN, Bench, Row, interleaved, rows, seconds_of
+from benchmarks.job import SWEEP, job_of, runs_of, start_of
+from benchmarks.measure import NAN, Bench, Row, interleaved, rows, run_process, seconds_of
 from experiments.sweep import Config, Options
-from qkdyn.parameterization import Parameterization
 from qkdyn.train.campaign import Campaign
 from qkdyn.train.checkpoint import Arrays
 from qkdyn.train.store import Store
@@ -34,33 +34,24 @@ class TimedStore(Store):
 
 
 def checkpoints(bench: Bench) -> list[Row]:
-    """A checkpoint after every chunk, and at the default interval, against none."""
-    config = Config()
-    runs = 10 if bench.quick else config.grid.shape[0] * config.grid.shape[1] * config.grid.shape[2]
-    every = tuple(map(str, Parameterization))
-    largest, forms = ("CACO",), ("CACO",)
-    if not bench.quick:
-        largest, forms = ("FAFO",), every
+    """One checkpoint against the default interval, one after every chunk against none, and whole processes."""
+    designs, ratios, seeds = Config().grid.shape
+    # The form with the largest states.
+    form, count = ("CACO", 10) if bench.quick else ("FAFO", designs * ratios * seeds)
     fresh = (bench.scratch / str(number) for number in itertools.count())
-    spent: list[float] = []
+    stores: list[TimedStore] = []
 
-    def work(which: tuple[str, ...], interval: float, count: int = runs) -> float:
-        folder = next(fresh)
-        folder.mkdir(parents=True)
-        taken, costs = _train(config, which, count, folder, interval)
-        spent.extend(costs if not interval else [])
-        return taken
+    def train(interval: float) -> float:
+        stores.append(TimedStore(next(fresh), interval))
+        return _train(form, count, stores[-1])
 
-    for form in forms:
-        bench.update(0.0, f"compiling {form}")
-        work((form,), NEVER, 1)
-    repeats, usual = 1 if bench.quick else 3, Options().checkpoint_seconds
-    label = "+".join(largest)
-    extreme = {f"{label}, none": lambda: work(largest, NEVER), f"{label}, after each chunk": lambda: work(largest, 0.0)}
-    found = rows(PART, interleaved(extreme, repeats, bench.phase(0.15, 0.3)), "s", f"{label}, none")
-    found = [_one(spent, usual), *found]
-    whole = {"whole job, none": lambda: work(forms, NEVER), f"whole job, every {usual:g} s": lambda: work(forms, usual)}
-    return found + rows(PART, interleaved(whole, repeats, bench.phase(0.3, 1.0)), "s", "whole job, none")
+    bench.update(0.0, f"compiling {form}")
+    train(0.0)
+    stores.clear()  # the first checkpoint of a process also imports Orbax: see the whole processes
+    actions = {f"{form}, none": lambda: train(NEVER), f"{form}, after each chunk": lambda: train(0.0)}
+    found = interleaved(actions, 1 if bench.quick else 3, bench.phase(0.1, 0.25))
+    one = _one([spent for store in stores for spent in store.spent], Options().checkpoint_seconds)
+    return [one, *rows(PART, found, "s", f"{form}, none"), *_processes(bench)]
 
 
 def _one(spent: list[float], interval: float) -> Row:
@@ -71,14 +62,29 @@ def _one(spent: list[float], interval: float) -> Row:
     return Row(PART, "one checkpoint", middle, "s", f"interval of {interval:g} s", *shares, spread, len(spent))
 
 
-def _train(
-    config: Config, forms: tuple[str, ...], count: int, folder: Path, interval: float
-) -> tuple[float, list[float]]:
-    """Wall seconds of the training of `count` runs of each of `forms`, and those of each checkpoint."""
-    store = TimedStore(folder, interval)
+def _train(form: str, count: int, store: TimedStore) -> float:
+    """Wall seconds of the training of `count` runs to their end."""
+    store.folder.mkdir(parents=True)
     begun = time.perf_counter()
-    for form in forms:
-        Campaign(job_of(config), store).finish(start_of(form), runs_of(form, count), form, lambda standing: None)
+    Campaign(job_of(), store).finish(start_of(form), runs_of(form, count), form, lambda standing: None)
     taken = time.perf_counter() - begun
-    shutil.rmtree(folder)
-    return taken, store.spent
+    shutil.rmtree(store.folder)
+    return taken
+
+
+def _processes(bench: Bench) -> list[Row]:
+    """The sweep as a whole, its two longest parameterizations, which together train for longer than the interval."""
+    small = ("CACO", "--r", "10", "--seeds", "0") if bench.quick else ("FACO", "CACO")
+    fresh = (bench.scratch / f"process-{number}" for number in itertools.count())
+
+    def sweep(*how: str) -> float:
+        folder: Path = next(fresh)
+        return run_process((*SWEEP, "--parameterizations", *small, *how, "--out", str(folder)), bench.cache).seconds
+
+    usual, never = f"process, every {Options().checkpoint_seconds:g} s", "process, none"
+    without = ("--checkpoint-seconds", f"{NEVER:g}")
+    if not bench.quick:
+        bench.update(0.25, "filling the compilation cache")
+        sweep(*without)
+    actions = {never: functools.partial(sweep, *without), usual: sweep}
+    return rows(PART, interleaved(actions, 1 if bench.quick else 3, bench.phase(0.4, 1.0)), "s", never)

@@ -1,6 +1,7 @@
 """The job that is measured: the reference sweep of experiments/sweep.py, or a part of it."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,17 +16,17 @@ FORMS = ("FAFO", "CACO")
 SWEEP = ("-m", "experiments.sweep", "--no-draw")
 
 
-def start_of(form: str, config: Config | None = None) -> Params:
+def start_of(form: str) -> Params:
     """Parameters at step 0 of one parameterization."""
-    config = config or Config()
+    config = Config()
     mu_ov, mu_qk = config.initial(form)
     return on_ansatz(config.task.directions(), form, mu_ov=mu_ov, mu_qk=mu_qk)
 
 
-def job_of(config: Config | None = None, *, exact: bool = True, **plan: int | float) -> Job:
-    """The job of `config`, with fields of its plan replaced."""
-    config = config or Config()
-    return Job(config.task, AnsatzProbe(config.task), replace(config.plan, **plan), exact=exact)  # pyright: ignore[reportArgumentType]
+def job_of(*, exact: bool = True, **plan: Any) -> Job:
+    """The reference job, with fields of its plan replaced."""
+    config = Config()
+    return Job(config.task, AnsatzProbe(config.task), replace(config.plan, **plan), exact=exact)
 
 
 def endless_job(*, exact: bool = True, block: int | None = None) -> Job:
@@ -34,9 +35,9 @@ def endless_job(*, exact: bool = True, block: int | None = None) -> Job:
     return job_of(exact=exact, stop_loss=SMALLEST_LOSS, block=block)
 
 
-def runs_of(form: str, count: int, config: Config | None = None) -> Run:
-    """`count` different runs: the ratios of the grid in turn, the designs in turn, and seeds."""
-    config = config or Config()
+def runs_of(form: str, count: int) -> Run:
+    """`count` different runs: the ratios of the reference grid in turn, both designs, and seeds; 50 are that grid."""
+    config = Config()
     index = np.arange(count)
     ratios = np.asarray(config.grid.r, np.float32)
     return Run(

@@ -14,6 +14,8 @@ PART = "startup"
 PROCESSES = {
     "python": ("-c", "pass"),
     "import jax": ("-c", "import jax"),
+    # What the first checkpoint of a process pays once.
+    "import orbax": ("-c", "from orbax.checkpoint import v1"),
     "qkdyn predict": ("-m", "qkdyn.cli", "predict", "--ratio", "1", "10", "--loss", "0.1"),
     "sweep --help": ("-m", "experiments.sweep", "--help"),
 }
@@ -74,5 +76,5 @@ def _cache(bench: Bench) -> list[Row]:
         "quick sweep, empty cache": lambda: sweep(next(fresh)),
         "quick sweep, filled cache": lambda: sweep(filled),
     }
-    taken = interleaved(actions, 1 if bench.quick else 4, bench.phase(0.5, 1.0))
+    taken = interleaved(actions, 1 if bench.quick else 3, bench.phase(0.5, 1.0))
     return rows(PART, taken, "s", "quick sweep, empty cache")

@@ -6,6 +6,7 @@ import math
 import re
 import time
 from collections import deque
+from collections.abc import Callable
 
 from benchmarks.job import FORMS, endless_job, runs_of, start_of
 from benchmarks.measure import Bench, Row, interleaved, rows, seconds_of
@@ -27,7 +28,7 @@ def throughput(bench: Bench) -> list[Row]:
         actions = {name_of(form, count): _measured(form, count, job, bench.quick) for count in counts}
         update = bench.phase(0.75 * place / len(forms), 0.75 * (place + 1) / len(forms))
         found += rows(PART, interleaved(actions, repeats, update), "run-steps/s", name_of(form, counts[0]))
-    return found + _blocks(bench, counts[-1] if bench.quick else 200, forms[0], repeats)
+    return found + _blocks(bench, counts[-1] if bench.quick else 200, forms[0], 2 if bench.quick else 3)
 
 
 def _blocks(bench: Bench, count: int, form: str, repeats: int) -> list[Row]:
@@ -52,7 +53,7 @@ def count_in(name: str) -> tuple[str, int] | None:
     return (found[1], int(found[2])) if found else None
 
 
-def _measured(form: str, count: int, job: Job, quick: bool):
+def _measured(form: str, count: int, job: Job, quick: bool) -> Callable[[], float]:
     """A measurement of run-steps per second, its program compiled, that takes `SECONDS` or a chunk, if that is longer."""
     runs = runs_of(form, count)
     states = start_runs(start_of(form), runs, job)

@@ -4,6 +4,7 @@ import json
 import math
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
@@ -14,6 +15,7 @@ from benchmarks.throughput import COUNTS, count_in, name_of
 from qkdyn import results
 from qkdyn.config import main_guard
 from qkdyn.errors import InputError, OutputError
+from qkdyn.train.sweep import Grid
 
 
 def test_every_repeat_measures_all_and_every_other_in_reverse():
@@ -63,7 +65,9 @@ def test_rows_without_baseline_or_repeats_claim_nothing():
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_process_reports_its_own_memory_and_its_failure(tmp_path):
     held = bytearray(400_000_000)  # the parent's memory is not the child's
-    code = "import os, time; assert os.environ['XDG_CACHE_HOME'] == {!r}; a = bytearray({}); time.sleep(0.3)"
+    # Nor is what the child only reserves.
+    code = "import mmap, os, time; assert os.environ['XDG_CACHE_HOME'] == {!r}; m = mmap.mmap(-1, 10**9); "
+    code += "a = bytearray({}); time.sleep(0.3)"
     small, large = (run_process(["-c", code.format(str(tmp_path), size)], tmp_path).peak for size in (1, 100_000_000))
     assert len(held) > large > small and 95e6 < large - small < 105e6
     with pytest.raises(OutputError, match="ended with status 1: ValueError: no such luck"):
@@ -80,6 +84,10 @@ def test_measured_runs_are_different_and_of_the_grid():
     which = set(zip(runs.r.tolist(), runs.seed.tolist(), runs.sampled.tolist(), strict=True))
     assert len(which) == 1000 and len(set(runs.r.tolist())) == 5 and runs.sampled.mean() == 0.5
     assert runs_of("CACO", 1).r.tolist() == [1.0]
+    grid = Grid()
+    reference = {(r, s, d == "sampled") for r in np.float32(grid.r).tolist() for s in grid.seeds for d in grid.designs}
+    runs = runs_of("CACO", 50)
+    assert set(zip(runs.r.tolist(), runs.seed.tolist(), runs.sampled.tolist(), strict=True)) == reference
 
 
 # The record.
