@@ -1,5 +1,6 @@
 """The benchmarks' own arithmetic: who is measured beside whom, medians and ratios, and a record that grows by parts."""
 
+import itertools
 import json
 import math
 import sys
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import record
+from benchmarks import checkpoints, devices, memory, record, startup, throughput
 from benchmarks.job import runs_of
-from benchmarks.measure import Row, interleaved, rows, run_process, seconds_of
+from benchmarks.measure import Bench, Finished, Row, interleaved, rows, run_process, seconds_of
 from benchmarks.throughput import COUNTS, count_in, name_of
+from experiments import sweep
 from qkdyn import results
-from qkdyn.config import main_guard
+from qkdyn.config import main_guard, parse
 from qkdyn.errors import InputError, OutputError
 from qkdyn.train.sweep import Grid
 
@@ -88,6 +90,41 @@ def test_measured_runs_are_different_and_of_the_grid():
     reference = {(r, s, d == "sampled") for r in np.float32(grid.r).tolist() for s in grid.seeds for d in grid.designs}
     runs = runs_of("CACO", 50)
     assert set(zip(runs.r.tolist(), runs.seed.tolist(), runs.sampled.tolist(), strict=True)) == reference
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("part", bench.PARTS)
+def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, quick, tmp_path, monkeypatch):
+    """All that computes is replaced: what is left is what is asked for, in which order, and what becomes of the answers."""
+    numbers, told, folders = itertools.count(1), [], []
+
+    def process(arguments, cache):
+        if "experiments.sweep" in arguments and "--help" not in arguments:
+            _, options = parse(sweep.PROTOCOLS, sweep.Options(), arguments[2:], prog="", description="")
+            folders.append(options.folder)
+        return Finished(float(next(numbers)), float(next(numbers)))
+
+    def train(form, count, store):
+        store.spent.extend([1.0, 2.0] if store.every == 0 else [])
+        return float(next(numbers))
+
+    for module in (startup, checkpoints, devices, memory):
+        monkeypatch.setattr(module, "run_process", process)
+    monkeypatch.setattr(checkpoints, "_train", train)
+    monkeypatch.setattr(throughput, "_measured", lambda *what: lambda: float(next(numbers)))
+    for name in ("start_runs", "advance_runs"):
+        monkeypatch.setattr(startup, name, lambda *what: [1])
+    monkeypatch.setattr("jax.clear_caches", lambda: None)
+
+    found = bench.PARTS[part](Bench(quick, tmp_path, tmp_path / "cache", lambda share, status: told.append(share)))
+    names = [row.name for row in found]
+    assert len(set(names)) == len(names) >= 2 and {row.part for row in found} == {part}
+    assert all(math.isfinite(row.value) and math.isfinite(row.ratio) for row in found)
+    assert {row.baseline for row in found} <= {*names, "interval of 10 s"}
+    assert told == sorted(told) and told[0] >= 0 and told[-1] < 1
+    # Each process trains anew, where no other has left anything, and out of the results' way.
+    assert len(set(folders)) == len(folders) and all(tmp_path in folder.parents for folder in folders)
+    assert quick or min(row.repeats for row in found) >= 2
 
 
 # The record.
