@@ -104,19 +104,8 @@ class Curve:
         return self._factorized_root(rise) if self.parameterization.factorized_qk else self._collapsed_root(rise)
 
     def _collapsed_root(self, rise: Numeric) -> Numeric:
-        """Solve w + odds0 (e^w - 1) = rise for w = q - q0.
-
-        The root is c - omega(c + ln odds0) with Wright's omega and c = rise + odds0, but that difference of large
-        numbers loses every digit of a small w (8e-3 off at r = 1e-6, mu = 1e-3). Both terms on the left are positive,
-        so either alone gives an upper bound.
-        """
-        w = np.minimum(rise / (1 + self.odds0), np.log1p(rise / self.odds0))
-        for _ in range(ROUNDS):
-            step = (w + self.odds0 * np.expm1(w) - rise) / (1 + self.odds0 * np.exp(w))
-            w = w - step
-            if (np.abs(step) <= SETTLED * w).all():
-                break
-        return self.q0 + w
+        """Solve w + odds0 (e^w - 1) = rise for w = q - q0."""
+        return self.q0 + lambert_root(rise, self.odds0)
 
     def _factorized_root(self, rise: Numeric) -> Numeric:
         """Solve u + (m/n) (Ei(q0 e^u) - Ei(q0)) = rise for u = ln(q / q0): convex and increasing in u."""
@@ -156,6 +145,22 @@ class Curve:
         if self.parameterization.factorized_ov:
             return slope / (2 * math.sqrt(self.setting.b))
         return slope * (self.mu0 + gain)
+
+
+def lambert_root(rise: Numeric, odds: Numeric | float) -> Numeric:
+    """The w >= 0 with w + odds (e^w - 1) = rise, for rise >= 0 and odds > 0, elementwise.
+
+    The root is c - omega(c + ln odds) with Wright's omega and c = rise + odds, but that difference of large numbers loses
+    every digit of a small w (8e-3 off at r = 1e-6, mu = 1e-3). Both terms on the left are positive, so either alone gives
+    an upper bound.
+    """
+    w = np.minimum(rise / (1 + odds), np.log1p(rise / odds))
+    for _ in range(ROUNDS):
+        step = (w + odds * np.expm1(w) - rise) / (1 + odds * np.exp(w))
+        w = w - step
+        if (np.abs(step) <= SETTLED * w).all():
+            break
+    return w
 
 
 _TERMS = np.array([0.0] + [1 / (k * math.factorial(k)) for k in range(1, 19)])
