@@ -60,6 +60,11 @@ def test_an_edge_belongs_to_the_bin_above_it_and_the_last_one_below(edges, dtype
         np.testing.assert_allclose(counts, expected, atol=1e-12)
 
 
+def test_the_default_edges_are_the_decimals():
+    fifths = np.array([0.2, 0.4, 0.6, 0.8])
+    np.testing.assert_array_equal(np.diag(dtap(fifths, fifths)), [0, 25, 25, 25, 25])
+
+
 def test_rounding_beyond_the_ends_counts_as_the_ends():
     mass, chance = np.array([-9e-6, 1 + 9e-6]), np.array([1 + 9e-6, -9e-6])
     expected = np.zeros((5, 5))
@@ -70,10 +75,12 @@ def test_rounding_beyond_the_ends_counts_as_the_ends():
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_low_precision_is_compared_in_float32(dtype):
-    mass, chance = jnp.asarray(MASS, dtype), jnp.asarray(CHANCE, dtype)
+    # In low precision these edges are other numbers, some of them lower: the values there are below the edge.
+    edges = (0.0, 0.1, 0.3, 0.7, 0.9, 1.0)
+    mass, chance = (jnp.asarray(np.append(values[:94], edges), dtype) for values in (MASS, CHANCE))
     wide = [np.asarray(values, np.float32) for values in (mass, chance)]
-    for found in (dtap(np.asarray(mass), np.asarray(chance)) * 4, dtap_counts(mass, chance)):
-        np.testing.assert_allclose(found, loop(*wide, np.float32(EDGES)) * 4, atol=1e-9)
+    for found in (dtap(np.asarray(mass), np.asarray(chance), edges), dtap_counts(mass, chance, edges)):
+        np.testing.assert_allclose(found, loop(*wide, np.float32(edges)), atol=1e-9)
 
 
 @given(st.data())
