@@ -15,21 +15,12 @@ from qkdyn.errors import InputError, QkdynError, as_tuple, check_count, check_po
 from qkdyn.parameterization import Parameterization
 from qkdyn.theory.setting import LARGEST, Reals, check_rate, check_times
 
+# fmt: off
 __all__ = [
-    "Comparison",
-    "Flow",
-    "apply",
-    "balance_defect",
-    "compare_flows",
-    "effective_rate",
-    "factorize_at_rates",
-    "factorized_flow",
-    "gradient_descent",
-    "kronecker",
-    "preconditioned_flow",
-    "rates_of",
-    "vec",
+    "Comparison", "Flow", "apply", "balance_defect", "compare_flows", "effective_rate", "factorize_at_rates",
+    "factorized_flow", "gradient_descent", "kronecker", "preconditioned_flow", "rates_of", "vec",
 ]
+# fmt: on
 
 Loss = Callable[[Params], Array]
 # Params of any kind of array; what is returned holds numpy's.
@@ -41,8 +32,7 @@ _PRODUCTS = {"qk": "W_QK", "ov": "W_OV"}
 
 # The Md x Md matrix is for checking the operator on small sizes.
 LARGEST_KRONECKER = 2**30
-RTOL, ATOL = 1e-12, 1e-14
-MAX_STEPS = 100_000
+RTOL, ATOL, MAX_STEPS = 1e-12, 1e-14, 100_000
 # Defect above which factors count as unbalanced: far above rounding, far below what would be seen in the flow.
 BALANCED = 1e-10
 
@@ -89,7 +79,7 @@ def apply(C: Float[Array, "*batch M d"], G: Float[Array, "*batch M d"]) -> Float
 
 
 def vec(G: Float[Array, "M d"]) -> Float[Array, " Md"]:
-    """Columns of G below each other, the order in which kronecker(C) @ vec(G) = vec(apply(C, G))."""
+    """Stack the columns of G: the order in which Omega is `kronecker`."""
     return G.mT.reshape(-1)
 
 
@@ -392,14 +382,14 @@ def _solve(loss, preconditioned, start, times, rates):
         t1=end,
         dt0=None,
         y0=start,
-        saveat=diffrax.SaveAt(subs=[diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True)]),
+        saveat=diffrax.SaveAt(subs=(diffrax.SubSaveAt(ts=times), diffrax.SubSaveAt(t1=True))),
         # Interpolation is less accurate than a step, so steps end exactly on the times.
         stepsize_controller=diffrax.ClipStepSizeController(adaptive, step_ts=times, store_rejected_steps=None),
         max_steps=MAX_STEPS,
         throw=False,
     )
-    states, _ = solution.ys
-    return states, solution.ts[1][0], solution.result == diffrax.RESULTS.successful, solution.stats["num_steps"]
+    (states, _), (_, reached) = jax.tree.map(jnp.asarray, (solution.ys, solution.ts))
+    return states, reached[0], solution.result == diffrax.RESULTS.successful, solution.stats["num_steps"]
 
 
 @functools.partial(jax.jit, static_argnums=0)
