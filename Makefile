@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size bench test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig4 bench test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ step-size: $(READY)  ## show that descent approaches the theory like O(eta); res
 
 bench: $(READY)  ## measure speed, memory and checkpoints against baselines; results/bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+fig4: $(READY)  ## the scalar dynamics of Figure 4, in closed form and integrated; results/fig4_growth
+	$(BIN)/python -m experiments.fig4_growth $(ARGS)
 
 test: $(READY)  ## run the test suite (ARGS="-k name" for a part of it)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

@@ -127,7 +127,9 @@ def line_width(count: int) -> float:
     return 2.6 if count <= NAMED else 1.2
 
 
-def ratio_key(figure: "matplotlib.figure.Figure", axes: Any, ratios: Sequence[float], *, theory: bool) -> None:
+def ratio_key(
+    figure: "matplotlib.figure.Figure", axes: Any, ratios: Sequence[float], *, theory: bool, dashes: str = "theory"
+) -> None:
     """Say outside of `axes` which colour is which ratio: by name, or by a colour bar where there are many.
 
     Args:
@@ -135,6 +137,7 @@ def ratio_key(figure: "matplotlib.figure.Figure", axes: Any, ratios: Sequence[fl
         axes: all of its axes, which make room for the key.
         ratios: the ratios r, in any order.
         theory: whether the figure shows the theory.
+        dashes: what the dashed lines are.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import BoundaryNorm, ListedColormap
@@ -157,7 +160,7 @@ def ratio_key(figure: "matplotlib.figure.Figure", axes: Any, ratios: Sequence[fl
         bar.ax.tick_params(labelsize=8, which="both", length=0)
     if theory:
         stride = theory_stride(len(ordered))
-        label = "theory" if stride == 1 else f"theory (for one r in {stride})"
+        label = dashes if stride == 1 else f"{dashes} (for one r in {stride})"
         handles.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=DASHES, label=label))
     if handles:
         legend(figure, handles)
