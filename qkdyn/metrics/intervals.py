@@ -45,8 +45,7 @@ def confidence_interval(values: Real[np.ndarray, "*values"], level: float = 0.95
     """
     array = as_reals("values", values).astype(np.float64)
     refuse_where(np.abs(array) > LARGEST_VALUE, "values", array, f"NaN or at most {LARGEST_VALUE:g} in size")
-    real = isinstance(level, numbers.Real) and not isinstance(level, bool)
-    if not real or not 0 < float(level) < 1:
+    if not isinstance(level, numbers.Real) or not 0 < float(level) < 1:
         reject("level", level, "a number between 0 and 1", "for 95 % write 0.95")
     whole = isinstance(axis, numbers.Integral) and not isinstance(axis, bool)
     if not whole or not -array.ndim <= axis < array.ndim:
