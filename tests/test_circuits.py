@@ -113,6 +113,18 @@ def test_on_ansatz_starts_at_the_scalars(form):
     assert all(defect < 1e-6 for defect in balancedness(params).values())
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_on_ansatz_in_double_precision(form):
+    directions = OrthogonalTask().directions()
+    params = on_ansatz(directions, form, mu_ov=0.2, mu_qk=0.3, dtype=jnp.float64)
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float64")}
+    with jax.enable_x64(True):
+        flat = collapse(params)
+        np.testing.assert_allclose(flat["ov"]["W_OV"], 0.2 * directions["ov"], atol=1e-14)
+        np.testing.assert_allclose(flat["qk"]["W_QK"], 0.3 * directions["qk"], atol=1e-14)
+        assert all(defect < 1e-14 for defect in balancedness(params).values())
+
+
 def test_initializers():
     key = jax.random.key(1)
     np.testing.assert_array_equal(scaled_identity(0.5)(key, (2, 3), jnp.float32), [[0.5, 0, 0], [0, 0.5, 0]])

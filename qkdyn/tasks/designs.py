@@ -84,7 +84,8 @@ class Population:
         norm: norm c of all tokens.
         cross_overlap: inner product (over c^2) of each second token of a class with the token before it of the next
             class; tokens of one position stay orthonormal over the classes, as Assumption 1 says literally.
-        same_overlap: the same with the token before it of its own class.
+        same_overlap: inner product (over c^2) of each second token of a class with the token before it; tokens of different
+            classes stay orthogonal.
 
     Raises:
         InputError: a value is not allowed.
@@ -115,9 +116,10 @@ class Population:
             reject("included", True, "False where query is 'copied'", "a copied query is in its context already")
         check_positive("norm", self.norm, least=1e-6, most=1e6)
         for name in ("cross_overlap", "same_overlap"):
-            check_positive(name, getattr(self, name), zero=True)
-        if self.cross_overlap**2 + self.same_overlap**2 >= 1:
-            reject("cross_overlap^2 + same_overlap^2", self.cross_overlap**2 + self.same_overlap**2, "below 1")
+            check_positive(name, getattr(self, name), zero=True, least=1e-9, most=0.99)
+        if self.cross_overlap and self.same_overlap:
+            do = "together they make other tokens overlap as well"
+            reject("cross_overlap and same_overlap", (self.cross_overlap, self.same_overlap), "not both above 0", do)
 
     @property
     def d(self) -> int:

@@ -3,6 +3,7 @@
 Imported only where a flow is asked for, because it brings diffrax in.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import diffrax
@@ -17,8 +18,10 @@ from qkdyn.errors import InputError, QkdynError, RangeError, check_positive, rej
 from qkdyn.tasks.designs import Design
 from qkdyn.theory.setting import Reals, check_array, check_rate, check_times
 
+# Parameters as callers may have them: what `circuits` makes, or what a trajectory holds at one time.
+Matrices = Mapping[str, Mapping[str, Array | np.ndarray]]
 RTOL = 1e-12
-MAX_STEPS = 20_000
+MAX_STEPS = 5_000
 
 
 class MatrixTrajectory(NamedTuple):
@@ -26,7 +29,7 @@ class MatrixTrajectory(NamedTuple):
 
     Attributes:
         t: times, in units of 1/eta_ov where eta_ov = 1.
-        params: the parameters.
+        params: the parameters, numpy.
         loss: population loss in nats.
         mu_ov: projection of W_OV on Sbar.
         mu_qk: projection of W_QK on D.
@@ -36,7 +39,7 @@ class MatrixTrajectory(NamedTuple):
     """
 
     t: Float64[np.ndarray, " T"]
-    params: Params
+    params: dict[str, dict[str, np.ndarray]]
     loss: Float64[np.ndarray, " T"]
     mu_ov: Float64[np.ndarray, " T"]
     mu_qk: Float64[np.ndarray, " T"]
@@ -82,7 +85,7 @@ def without_background(params: Params, design: Design) -> Params:
 
 def matrix_flow(
     design: Design,
-    initial: Params,
+    initial: Matrices,
     t: Reals,
     *,
     eta_qk: float,
@@ -115,7 +118,7 @@ def matrix_flow(
 
 def at_losses(
     design: Design,
-    initial: Params,
+    initial: Matrices,
     losses: Reals,
     *,
     eta_qk: float,
@@ -154,21 +157,23 @@ def _flow(
     # Entered outside the jitted function and left after it: the caller's own float32 programs never notice.
     with jax.enable_x64(True):
         start = _check_start(design, initial)
-        loss, gradient = (jax.tree.map(np.asarray, part) for part in _start(start, design, scale))
-        if not any(np.any(leaf) for leaf in jax.tree.leaves(gradient)):
-            raise InputError("the gradient at initial must not be zero; start from another point, it would stay here")
+        loss, descent = (float(part) for part in _start(start, design, rates, scale))
+        if not 0 < descent < np.inf:
+            what = "is a stationary point" if descent == 0 else "or the rates are beyond float64's reach"
+            reject("the descent of the loss at initial", descent, "positive and finite", f"initial {what}")
         if by_loss:
             if where[0] >= loss:
                 reject("losses", float(where[0]), f"below the loss at the start, {loss:.9g}", error=RangeError)
             where = np.log(loss / where)
-        solved = _solve(start, design, where, rates, scale, np.array(by_loss))
+        first = 1e-3 * (1.0 if by_loss else loss / descent)
+        solved = _solve(start, design, where, first, rates, scale, np.array(by_loss))
         reached, states, measured, succeeded = jax.tree.map(np.asarray, solved)
     if not (succeeded and np.isfinite(measured["loss"]).all()):
         ratio = rates["qk"] / rates["ov"]
         done = reached[np.isfinite(reached)]
         last = done[-1] if done.size else 0.0
         what = f"loss = {loss * np.exp(-last):g}" if by_loss else f"t = {last:g}"
-        raise QkdynError(f"the flow at r = {ratio:g} failed; the last state asked for that it reached is at {what}")
+        raise QkdynError(f"the flow at r = {ratio:g} gave up; of the states asked for it reached {what}; ask for less")
     params, t = states
     return MatrixTrajectory(t=t, params=params, **measured)
 
@@ -177,38 +182,44 @@ def _check_start(design: Any, initial: Any) -> Params:
     """`initial` in float64 and without background part, or InputError."""
     if not isinstance(design, Design):
         reject("design", design, "a Design", "e.g. Population(m=2, n=2, b=2, M=3).enumerated()")
-    parameterization_of(initial)
-    (M, d), params = design.S.shape, {}
-    for circuit, matrices in initial.items():
-        for name, leaf in matrices.items():
+    if not isinstance(initial, Mapping) or not all(isinstance(part, Mapping) for part in initial.values()):
+        reject("initial", initial, "a tree of parameters", "e.g. on_ansatz(design.directions(), ...)")
+    params = {
+        circuit: {name: jnp.asarray(leaf, jnp.float64) for name, leaf in part.items()}
+        for circuit, part in initial.items()
+    }
+    parameterization_of(params)
+    M, d = design.S.shape
+    for part in params.values():
+        for name, leaf in part.items():
             shape = (M if name in ("W_O", "W_OV") else d, d)
             if np.shape(leaf) != shape:
                 reject(f"the shape of {name}", np.shape(leaf), f"{shape} for this design")
             if not np.isfinite(np.asarray(leaf)).all():
                 reject(f"initial {name}", leaf, "finite")
-        params[circuit] = {name: jnp.asarray(leaf, jnp.float64) for name, leaf in matrices.items()}
     start = without_background(params, design)
-    for (_, before), (_, after) in zip(_products(params), _products(start), strict=True):
-        if np.linalg.norm(before - after) > 1e-12 * np.linalg.norm(before):
+    for before, after in zip(
+        *(map(np.asarray, jax.tree.leaves(collapse(tree))) for tree in (params, start)), strict=True
+    ):
+        if np.abs(before - after).max() > 1e-12 * np.abs(before).max():
             raise InputError(
                 "initial must not depend on the background where the design has a reflection; pass design.unfolded()"
             )
     return start
 
 
-def _products(params: Params) -> list[tuple[str, np.ndarray]]:
-    return [(name, np.asarray(leaf)) for part in collapse(params).values() for name, leaf in part.items()]
-
-
-_start = jax.jit(population_gradient)
+@jax.jit
+def _start(params: Params, design: Design, rates: dict, scale: Float[Array, ""]) -> tuple[Array, Array]:
+    loss, gradient = population_gradient(params, design, scale)
+    return loss, _descent(gradient, rates)
 
 
 class _ByMatrix(diffrax.PIDController):
     """Errors relative to the norm of each matrix: entries that are zero but for rounding have no relative error."""
 
     def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
-        norms = [jax.tree.map(jnp.linalg.norm, tree) for tree in (y0, y1_candidate, y_error)]
-        return super().adapt_step_size(t0, t1, *norms[:2], args, norms[2], error_order, controller_state)
+        before, after, error = (jax.tree.map(jnp.linalg.norm, tree) for tree in (y0, y1_candidate, y_error))
+        return super().adapt_step_size(t0, t1, before, after, args, error, error_order, controller_state)
 
 
 def _velocity(s, state, args):
@@ -224,15 +235,21 @@ def _velocity(s, state, args):
 
 def _descent(gradient: Params, rates: dict[str, Array]) -> Array:
     """-dL/dt."""
-    return sum(rates[c] * sum(jnp.vdot(G, G) for G in gradient[c].values()) for c in gradient)
+    squares = [rates[c] * jnp.vdot(G, G) for c in gradient for G in gradient[c].values()]
+    return jnp.stack(squares).sum()
 
 
 @jax.jit
 def _solve(
-    start: Params, design: Design, where: Float[Array, " T"], rates: dict, scale: Float[Array, ""], by_loss: Bool[Array, ""]
+    start: Params,
+    design: Design,
+    where: Float[Array, " T"],
+    first: Float[Array, ""],
+    rates: dict,
+    scale: Float[Array, ""],
+    by_loss: Bool[Array, ""],
 ):
-    """(s reached, (params, t), measurements, success) at every s of `where`."""
-    loss, gradient = population_gradient(start, design, scale)
+    """(s reached, (params, t), measurements, success) at every s of `where`; `first` is the first step to try."""
     # Interpolation is less accurate than a step, so steps end exactly where a state is asked for.
     controller = diffrax.ClipStepSizeController(
         _ByMatrix(rtol=RTOL, atol=1e-100), step_ts=where, store_rejected_steps=None
@@ -242,7 +259,7 @@ def _solve(
         diffrax.Dopri8(),
         t0=0.0,
         t1=jnp.where(where[-1] > 0, where[-1], 1.0),
-        dt0=1e-3 * jnp.where(by_loss, 1.0, loss / _descent(gradient, rates)),
+        dt0=first,
         y0=(start, jnp.zeros(())),
         args=(design, rates, scale, by_loss),
         saveat=diffrax.SaveAt(ts=where),
@@ -259,7 +276,7 @@ def _solve(
 def _measure(params: Params, design: Design, scale: Array) -> dict[str, Array]:
     flat = collapse(params)
     _, attention = forward(flat, jnp.asarray(design.X)[:, None], jnp.asarray(design.x_T), scale=scale)
-    own = (attention * jnp.asarray(design.own, attention.dtype)).sum(-1).mean(-1)
+    own = (attention @ jnp.asarray(design.own, attention.dtype)).mean(-1)
     measured = {"loss": population_loss(flat, design, scale), "alpha": jnp.vdot(design.weight, own)}
     S = jnp.asarray(design.S)
     for name, W, direction in (("ov", flat["ov"]["W_OV"], S - S.mean(0)[None]), ("qk", flat["qk"]["W_QK"], S.T @ S)):
