@@ -210,7 +210,7 @@ def unbounded(params):
 
 def test_a_flow_that_ends_is_told_with_its_ratio_and_time():
     # dw/dt = 4 w^3 from w = 1 ends at t = 1/8; with eta = 10 at 1/80.
-    with pytest.raises(QkdynError, match=r"to t = 20 at r = 10 stopped at t = 0\.0125 after"):
+    with pytest.raises(QkdynError, match=r"to t = 20 at r = 10 stopped at t = 0\.0125 after \d{1,4} steps"):
         omega.factorized_flow(unbounded, EYE, [20.0], eta_qk=10.0)
 
 
