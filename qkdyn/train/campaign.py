@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qkdyn.circuits import Params
 from qkdyn.errors import Interrupted, check_count
 from qkdyn.train.checkpoint import Arrays, arrays_digest, check_structure
-from qkdyn.train.engine import Job, advance_runs, start_runs
+from qkdyn.train.engine import Job, Start, advance_runs, params_of, start_runs
 from qkdyn.train.interrupt import Request
 from qkdyn.train.processes import agree, in_turn
 from qkdyn.train.state import Run, RunState, Status
@@ -47,11 +46,11 @@ class Campaign:
         if self.max_runs is not None:
             check_count("max_runs", self.max_runs)
 
-    def finish(self, params: Params, runs: Run, label: str, on_chunk: Callable[[Snapshot], None]) -> Outcome:
-        """Train all `runs` from `params`, or take from the records what they have of them.
+    def finish(self, initial: Start, runs: Run, label: str, on_chunk: Callable[[Snapshot], None]) -> Outcome:
+        """Train all `runs` from `initial`, or take from the records what they have of them.
 
         Args:
-            params: where every run starts.
+            initial: where the runs start, see `run_sweep`.
             runs: N different runs.
             label: the parameterization.
             on_chunk: hears after each chunk where all runs stand.
@@ -63,20 +62,20 @@ class Campaign:
             Interrupted: a signal was noted; the state is saved. OutputError: a part cannot be written.
             PeerError: another process of a distributed run is gone.
         """
-        key = f"{label}-{_key(self.job, params, runs)}"
+        key = f"{label}-{_key(self.job, initial, runs)}"
         store = self.store
         parts = in_turn(lambda: store.parts(key)) if store else []
         names = _names(runs)
         had = {name for part in parts for name in _names(_runs_of(part))}
         todo = np.array([i for i, name in enumerate(names) if name not in had], int)
         standing = _standing(_gather(parts, names), names)
-        for group, states in self._groups(params, runs, todo, key):
+        for group, states in self._groups(initial, runs, todo, key):
             part = self._train(states, jax.tree.map(lambda leaf: leaf[group], runs), key, group, standing, on_chunk)  # noqa: B023
             parts.append(part)
         on_chunk(standing)
         return _gather(parts, names)
 
-    def _groups(self, params: Params, runs: Run, todo: np.ndarray, key: str) -> Iterator[tuple[np.ndarray, RunState]]:
+    def _groups(self, initial: Start, runs: Run, todo: np.ndarray, key: str) -> Iterator[tuple[np.ndarray, RunState]]:
         """The runs to do in groups that fit into memory, first those that a checkpoint has, each with its states."""
         found = self.store.newest(key) if self.store and todo.size else None
         if found:
@@ -85,15 +84,15 @@ class Campaign:
             mine = [i for i in todo if _names(runs)[i] in place]
             if mine:
                 rows = [place[_names(runs)[i]] for i in mine]
-                like = start_runs(params, jax.tree.map(lambda leaf: leaf[mine], runs), self.job)
+                like = start_runs(initial, jax.tree.map(lambda leaf: leaf[mine], runs), self.job)
                 yield np.array(mine, int), _restore(like, {n: a[rows] for n, a in arrays.items()}, key)
                 todo = np.setdiff1d(todo, mine)
         if not todo.size:
             return
-        size = self.max_runs or fitting_runs(self.job, params)
+        size = self.max_runs or fitting_runs(self.job, initial)
         for i in range(0, todo.size, size):
             group = todo[i : i + size]
-            yield group, start_runs(params, jax.tree.map(lambda leaf: leaf[group], runs), self.job)  # noqa: B023
+            yield group, start_runs(initial, jax.tree.map(lambda leaf: leaf[group], runs), self.job)  # noqa: B023
 
     def _train(
         self,
@@ -125,24 +124,26 @@ def outcome(states: RunState, runs: Run) -> Outcome:
     return _flat({"run": runs, "state": {name: getattr(states, name) for name in kept}})
 
 
-def fitting_runs(job: Job, params: Params) -> int:
+def fitting_runs(job: Job, initial: Start) -> int:
     """How many runs' states a quarter of the free memory holds, with the copies that are made of them on the way."""
     import os
 
     one = Run(*(np.zeros(1, kind) for kind in (np.float32, np.int32, np.bool_, np.float32)))
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(start_runs(params, one, job)))
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(start_runs(initial, one, job)))
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # The state itself, the copy that is sent, the one that comes back, and one on its way to the disk.
     return max(job.plan.block, free // 4 // (4 * size))
 
 
-def _key(job: Job, params: Params, runs: Run) -> str:
+def _key(job: Job, initial: Start, runs: Run) -> str:
     """Names all that decides a run's bits but which run it is."""
     plan = {name: value for name, value in asdict(job.plan).items() if name != "chunk"}
     base = getattr(job.base, "func", job.base), getattr(job.base, "args", ()), getattr(job.base, "keywords", {})
     described = (base[0].__module__, base[0].__qualname__, *base[1:])
     rate = sorted({float(value) for value in runs.eta_ov})
-    return key_of(repr(job.task), plan, described, job.exact, rate, arrays_digest(_flat(params)))
+    # A function of the seed is known by two of its values: which seeds there are must not change the name.
+    starts = [arrays_digest(_flat(params_of(initial, seed))) for seed in ((0, 1) if callable(initial) else (0,))]
+    return key_of(repr(job.task), plan, described, job.exact, rate, *starts)
 
 
 def _flat(tree: Any) -> dict[str, np.ndarray]:

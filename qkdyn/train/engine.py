@@ -22,6 +22,8 @@ from qkdyn.train.state import Plan, Run, RunState, Status, start
 from qkdyn.train.step import Measure, advance
 
 Tree = Any
+# Where runs start: all from the same parameters, or each from those of its seed.
+Start = Params | Callable[[int], Params]
 RUNS = PartitionSpec("runs")
 
 
@@ -81,12 +83,19 @@ def _start(params: Params, runs: Run, job: Job) -> RunState:
     def one(params: Params, run: Run) -> RunState:
         return start(params, job.optimizer(run).init(params), jax.eval_shape(job.probe, params), job.plan)
 
-    return jax.vmap(one, in_axes=(None, 0))(params, runs)
+    return jax.vmap(one)(params, runs)
 
 
-def start_runs(params: Params, runs: Run, job: Job) -> RunState:
-    """States of all runs before their first step, on the host; all start from the same `params`."""
+def start_runs(initial: Start, runs: Run, job: Job) -> RunState:
+    """States of all runs before their first step, on the host; `initial` as in `run_sweep`."""
+    own = [params_of(initial, seed) for seed in runs.seed.tolist()]
+    params = jax.tree.map(lambda *leaves: np.stack(leaves), *own)
     return jax.tree.map(np.array, jax.device_get(_start(params, runs, job)))
+
+
+def params_of(initial: Start, seed: int) -> Params:
+    """Where a run of this seed starts."""
+    return initial(seed) if callable(initial) else initial
 
 
 def advance_runs(states: RunState, runs: Run, job: Job) -> Iterator[RunState]:

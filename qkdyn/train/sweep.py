@@ -14,7 +14,7 @@ from qkdyn.errors import InputError, as_tuple, check_positive, reject
 from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.orthogonal import DESIGNS, OrthogonalTask
 from qkdyn.train.campaign import Campaign, Outcome, Snapshot
-from qkdyn.train.engine import Job
+from qkdyn.train.engine import Job, Start, params_of
 from qkdyn.train.interrupt import Request
 from qkdyn.train.probe import AnsatzProbe
 from qkdyn.train.state import Plan, Run, Status, check_reachable
@@ -83,7 +83,7 @@ def run_sweep(
     plan: Plan,
     *,
     eta_ov: Mapping[str, float],
-    initial: Mapping[str, Params],
+    initial: Mapping[str, Start],
     base: Callable[[Any], optax.GradientTransformation] = optax.sgd,
     exact: bool = True,
     store: Store | None = None,
@@ -100,7 +100,7 @@ def run_sweep(
         grid: the runs.
         plan: what is recorded, and when a run ends.
         eta_ov: learning rate of the output-value circuit, by parameterization; eta_QK is r times it.
-        initial: parameters at step 0, by parameterization, the same for every run.
+        initial: parameters at step 0, by parameterization: the same for every run, or a function of its seed.
         base: the optimizer as a function of its rate.
         exact: whether a run has the same bits on any number of devices, see `Job`.
         store: keeps finished parts and checkpoints; what it has is not trained again.
@@ -131,11 +131,13 @@ def run_sweep(
                 reject(
                     f"eta_ov[{form}] * r", rate * ratio, "in [1e-30, 1e30]", "beyond that a rate is no float32 number"
                 )
-        _check_start(task, form, initial[form])
+        for seed in grid.seeds if callable(initial[form]) else grid.seeds[:1]:
+            _check_start(task, form, params_of(initial[form], seed))
     finished: dict[str, Outcome] = {}
     for form in grid.parameterizations:
         with jax.enable_x64(False):
-            check_reachable(plan, float(job.probe(initial[form])["loss"]), form)
+            for seed in grid.seeds if callable(initial[form]) else grid.seeds[:1]:
+                check_reachable(plan, float(job.probe(params_of(initial[form], seed))["loss"]), form)
     for form in grid.parameterizations:
         hear = functools.partial(on_chunk, form) if on_chunk else lambda snapshot: None
         # Training is in single precision, whatever the caller's default is.

@@ -1,5 +1,6 @@
 """Grids: equal to single runs, one program for all of them, ends and divergence kept apart, the dataset's axes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,10 +9,11 @@ import optax
 import pytest
 
 from helpers import compilations
-from qkdyn.circuits import on_ansatz
+from qkdyn.circuits import init_params, on_ansatz
 from qkdyn.errors import InputError, RangeError
 from qkdyn.tasks.orthogonal import OrthogonalTask
 from qkdyn.train.state import Plan, Status
+from qkdyn.train.store import open_store
 from qkdyn.train.sweep import Grid, run_sweep
 
 TASK = OrthogonalTask(m=2, n=3, b=2, M=3, backgrounds=4, batch=12)
@@ -55,6 +57,29 @@ def test_every_run_of_a_grid_is_the_run_alone(form):
             cell = ds[name].sel(design=design, r=r, seed=seed, parameterization=form).values
             np.testing.assert_allclose(cell, one[name].values.squeeze((0, 1, 2, 3)), rtol=2e-5, atol=1e-6, err_msg=name)
     assert np.isfinite(ds.matched_alpha).all()
+
+
+def test_each_seed_may_have_a_start_of_its_own(tmp_path):
+    def random(seed):
+        normal = jax.nn.initializers.normal(0.1)
+        return init_params(jax.random.key(seed), "FACO", d=TASK.d, M=TASK.M, qk=normal, ov=normal)
+
+    def run(initial, how=None, **axes):
+        grid = Grid(**({"r": (2.0,), "seeds": (0, 3), "parameterizations": ("FACO",), "designs": ("sampled",)} | axes))
+        plan = dataclasses.replace(PLAN, losses=(0.8,), stop_loss=0.8)
+        return run_sweep(TASK, grid, plan, eta_ov=RATES, initial={"FACO": initial}, **(how or {}))
+
+    both, store = run(random), open_store(tmp_path, {})
+    for seed in (0, 3):
+        alone = run(random(seed), seeds=(seed,))
+        np.testing.assert_allclose(both.alpha.sel(seed=[seed]), alone.alpha, rtol=2e-5, equal_nan=True)
+    assert both.alpha.sel(seed=0).values.tobytes() != both.alpha.sel(seed=3).values.tobytes()
+    # More seeds take up the record of the others.
+    run(random, {"store": store}, seeds=(3,))
+    seen = []
+    more = run(random, {"store": store, "on_chunk": lambda form, now: seen.append(now.step.copy())})
+    assert seen[0][1] > 0
+    assert more.alpha.values.tobytes() == both.alpha.values.tobytes()
 
 
 def test_the_axes_are_what_they_are_called():
