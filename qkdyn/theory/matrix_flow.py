@@ -138,6 +138,9 @@ def at_losses(
         eta_ov: rate of the output-value circuit.
         scale: multiplies the scores.
 
+    Returns:
+        MatrixTrajectory at the losses; t is when each is reached.
+
     Raises:
         InputError: a value is not allowed, or the parameters do not fit the design.
         RangeError: a loss at or above the initial one.
@@ -175,7 +178,7 @@ def _flow(
         what = f"loss = {loss * np.exp(-last):g}" if by_loss else f"t = {last:g}"
         raise QkdynError(f"the flow at r = {ratio:g} gave up; of the states asked for it reached {what}; ask for less")
     params, t = states
-    return MatrixTrajectory(t=t, params=params, **measured)
+    return MatrixTrajectory(t=t if by_loss else where, params=params, **measured)
 
 
 def _check_start(design: Any, initial: Any) -> Params:
@@ -198,9 +201,8 @@ def _check_start(design: Any, initial: Any) -> Params:
             if not np.isfinite(np.asarray(leaf)).all():
                 reject(f"initial {name}", leaf, "finite")
     start = without_background(params, design)
-    for before, after in zip(
-        *(map(np.asarray, jax.tree.leaves(collapse(tree))) for tree in (params, start)), strict=True
-    ):
+    products = [jax.tree.leaves(jax.tree.map(np.asarray, collapse(tree))) for tree in (params, start)]
+    for before, after in zip(*products, strict=True):
         if np.abs(before - after).max() > 1e-12 * np.abs(before).max():
             raise InputError(
                 "initial must not depend on the background where the design has a reflection; pass design.unfolded()"

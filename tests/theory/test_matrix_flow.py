@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers import compilations
 from qkdyn.circuits import on_ansatz
 from qkdyn.errors import InputError, QkdynError, RangeError
 from qkdyn.tasks.designs import Population
 from qkdyn.theory import Setting, at_loss, at_time
 from qkdyn.theory.matrix_flow import at_losses, matrix_flow, population_gradient
-from tests.helpers import compilations
 
 SMALL, SETTING = Population(), Setting(m=2, n=2, b=2, M=3)
 STARTS = {"CACO": (0.0, 0.0), "CAFO": (0.1, 0.0), "FACO": (0.0, 0.1), "FAFO": (0.1, 0.1)}
@@ -96,6 +96,16 @@ def test_listed_half_has_the_gradient_of_all(x64):
     for a, b in zip(*map(jax.tree.leaves, (half, full)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-15)
     assert not np.any(half[1]["ov"]["W_V"][:, 6:]) and not np.any(half[1]["qk"]["W_K"][6:])
+
+
+def test_weight_counts_like_repetition(x64):
+    design = SMALL.sample(jax.random.key(0), 3)
+    params = jax.tree.map(jnp.asarray, random_start(SMALL.enumerated()))
+    twice = np.array([0, 0, 1, 2])
+    listed = design._replace(X=design.X[twice], x_T=design.x_T[twice], y=design.y[twice], weight=np.full(4, 0.25))
+    weighted = design._replace(weight=np.array([0.5, 0.25, 0.25]))
+    for a, b in zip(*(jax.tree.leaves(population_gradient(params, d)) for d in (listed, weighted)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-15)
 
 
 @pytest.mark.parametrize("which", STARTS)
