@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig4 bench test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig4 theory bench test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ bench: $(READY)  ## measure speed, memory and checkpoints against baselines; res
 
 fig4: $(READY)  ## the scalar dynamics of Figure 4, in closed form and integrated; results/fig4_growth
 	$(BIN)/python -m experiments.fig4_growth $(ARGS)
+
+theory: $(READY)  ## the paper's mathematics on numbers, one page of verdicts; results/theory
+	$(BIN)/python -m experiments.theory $(ARGS)
 
 test: $(READY)  ## run the test suite (ARGS="-k name" for a part of it)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

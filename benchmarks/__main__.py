@@ -20,7 +20,9 @@ from benchmarks.checkpoints import checkpoints
 from benchmarks.devices import devices
 from benchmarks.measure import Bench, Row
 from benchmarks.memory import memory
+from benchmarks.omega import omega
 from benchmarks.startup import startup
+from benchmarks.theory import theory
 from benchmarks.throughput import throughput
 from qkdyn.config import main_guard
 from qkdyn.errors import reject
@@ -38,6 +40,8 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "checkpoints": checkpoints,
     "devices": devices,
     "memory": memory,
+    "theory": theory,
+    "omega": omega,
 }
 
 

@@ -1,4 +1,4 @@
-"""Attention on token counts: without positions, a sequence is how often each token occurs in it. Exactly `attention.forward`."""
+"""Attention on token counts: without positions, a sequence is how often each token occurs. Else as `attention.forward`."""
 
 import jax
 import jax.numpy as jnp

@@ -28,6 +28,18 @@ class Amplification(NamedTuple):
     log_epsilon: Float64[np.ndarray, "..."]
 
 
+class BackgroundGrowth(NamedTuple):
+    """Natural logarithms of what a perturbation along a background direction has become; both are 0 at the start.
+
+    Attributes:
+        log_u: ln of its part in W_OV; exp of it is the amplification.
+        log_beta: ln of its part in W_QK, over sqrt(r / b).
+    """
+
+    log_u: Float64[np.ndarray, "..."]
+    log_beta: Float64[np.ndarray, "..."]
+
+
 def class_competition(
     setting: Setting,
     r: Reals,
@@ -158,3 +170,79 @@ def background_rate(
     check_together(r=ratio, kappa=moment)
     eta = check_rate("eta_ov", eta_ov)
     return np.asarray((1 - setting.alpha0) * moment * eta * np.sqrt(ratio / setting.b) / setting.M)
+
+
+def background_amplification(setting: Setting, r: Reals, loss: Reals, *, kappa: Reals) -> BackgroundGrowth:
+    """Growth of a perturbation along a background direction, from zero circuits until the loss is reached.
+
+    With W_OV + u v^T and W_QK + v (sum_y beta_y S_y)^T, where the entries of u sum to zero and beta is proportional to
+    u, Theorem 1's flow linearized at its own path is
+
+        du/dt = eta_ov (1-alpha) kappa beta / (E+M-1)
+        d beta/dt = eta_qk / (M b) (1-alpha) kappa (M u - alpha (M-1) mu_ov beta) / (E+M-1),   E = e^(alpha mu_ov).
+
+    Independent backgrounds, which do not sum to zero in each context, also damp u at (1-alpha)^2 kappa / (n M); that is
+    left out. The start is u = 1, beta = sqrt(r / b), the direction that grows at `background_rate`. Divided by
+    d mu_ov/dt, the two give ln u and the share beta / u: nothing overflows.
+
+    Args:
+        setting: sizes of the problem.
+        r: learning-rate ratio eta_qk / eta_ov, any shape; both circuits are collapsed.
+        loss: stop loss in nats, broadcast against `r`.
+        kappa: second moment of the background along v; 1/k for k equally likely unit directions.
+
+    Returns:
+        BackgroundGrowth of the broadcast shape; the speed of training does not enter. NaN where the integrator gave up.
+
+    Raises:
+        InputError: a value is not allowed.
+        RangeError: no trajectory passes the loss.
+    """
+    curve = Curve.start(setting, "CACO", None)
+    ratio, losses, moment = check_ratio(r), check_loss(curve, loss), check_factor("kappa", kappa)
+    check_together(r=ratio, loss=losses, kappa=moment)
+    ratio, losses, moment = np.broadcast_arrays(ratio, losses, moment)
+    gains = gain_at_margin(curve, ratio, setting.margin(losses))
+    cases = zip(ratio.ravel().tolist(), moment.ravel().tolist(), gains.ravel().tolist(), strict=True)
+    log_u, share = np.array([_grow_background(curve, *case) for case in cases]).T.reshape(2, *ratio.shape)
+    return BackgroundGrowth(np.asarray(log_u), np.asarray(log_u + np.log(share)))
+
+
+def _grow_background(curve: Curve, r: float, kappa: float, gain: float) -> tuple[float, float]:
+    """(ln u, beta / u over sqrt(r / b)) when mu_ov has reached `gain`; NaN where the integrator gave up."""
+    from scipy.integrate import odeint
+
+    coupling, odds = float(curve.coupling(r)), curve.setting.odds
+    pull, push = kappa * math.sqrt(r * curve.setting.b), kappa * curve.setting.b * coupling
+
+    def place(mu: float, state: np.ndarray) -> tuple[float, float, float, float]:
+        # A step that tries too far ahead may land anywhere.
+        weight = odds * math.exp(min(max(state[0].item(), 0.0), 700.0))
+        rest = 1 / (1 + weight)
+        return rest, pull / weight, push * mu * rest, state[2].item()
+
+    def slopes(mu: float, state: np.ndarray) -> list[float]:
+        rest, grow, damp, share = place(mu, state)
+        return [coupling * mu * rest, grow * share, grow * (1 - share**2) - damp * share]
+
+    def jacobian(mu: float, state: np.ndarray) -> list[list[float]]:
+        rest, grow, damp, share = place(mu, state)
+        bend = rest - 1
+        turn = -grow * (1 - share**2) - damp * bend * share
+        return [[coupling * mu * rest * bend, 0, 0], [-grow * share, 0, grow], [turn, 0, -2 * grow * share - damp]]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        states, told = odeint(
+            slopes,
+            [0.0, 0.0, 1.0],
+            [0.0, gain],
+            Dfun=jacobian,
+            tfirst=True,
+            rtol=RTOL,
+            atol=[1e-17, 1e-17, 1e-100],
+            mxstep=STEPS,
+            full_output=True,
+        )
+    done = told["message"] == "Integration successful." and np.isfinite(states).all()
+    return (float(states[-1, 1]), float(states[-1, 2])) if done else (math.nan, math.nan)

@@ -44,8 +44,10 @@ class TokenRun(struct.PyTreeNode):
 
 
 class TokenState(struct.PyTreeNode):
-    """Runs after `step` updates. Attributes, each with a leading axis of runs: params; step (int32); passed, mean losses of
-    the epochs since the last reset, summed; stopped (bool).
+    """Runs after `step` updates.
+
+    Attributes, each with a leading axis of runs: params; step (int32); passed, mean losses of the epochs since the last
+    reset, summed; stopped (bool).
     """
 
     params: Any
@@ -206,6 +208,7 @@ def advance_tokens(
     batches: int,
     measure: Measure | None = None,
     closed: bool = True,
+    block: int = BLOCK,
 ) -> tuple[TokenState, dict[str, np.ndarray]]:
     """Advance all runs by `epochs` epochs of `batches` updates each; those that have stopped stay as they are.
 
@@ -217,22 +220,24 @@ def advance_tokens(
         batches: updates of an epoch.
         measure: further measures of one run's parameters at the end of each epoch, e.g. the loss on a fixed batch.
         closed: the closed-form gradient; otherwise automatic differentiation, equal to rounding.
+        block: runs advanced together on a device; a run has the same bits beside any other runs in blocks of one size.
 
     Returns:
         The states, on the host, and for each measure an array (N, epochs, ...): loss is the mean training loss of each
         epoch, NaN after a run has stopped.
 
     Raises:
-        InputError: no epochs or batches, or states and runs that differ in number.
+        InputError: epochs, batches or block that are not positive, or states and runs that differ in number.
     """
     check_count("epochs", epochs)
     check_count("batches", batches)
+    check_count("block", block)
     count = len(states.step)
     if len(runs.seed) != count:
         raise InputError(f"states and runs must be equally many, got {count} and {len(runs.seed)}")
     mesh = jax.make_mesh((jax.device_count(),), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
     settings = {"task": task, "epochs": epochs, "batches": batches, "measure": measure, "closed": closed}
-    width = mesh.size * BLOCK
+    width = mesh.size * block
     groups = [np.arange(i, min(i + width, count)) for i in range(0, count, width)]
     results = [
         advance_token_block(_take(states, g, width, mesh), _take(runs, g, width, mesh), mesh=mesh, **settings)

@@ -10,6 +10,7 @@ from scipy.integrate import quad, solve_ivp
 from qkdyn.errors import InputError, RangeError
 from qkdyn.theory import Setting, at_loss, background_rate, class_competition, stability
 from qkdyn.theory.curve import Curve
+from qkdyn.theory.stability import background_amplification
 
 PAPER = Setting(5, 50, 50, 5)
 SMALL = Setting(2, 3, 2, 3)
@@ -250,7 +251,66 @@ def test_background_rate(r, k, predicted):
     assert float(background_rate(PAPER, r, kappa=1 / k, eta_ov=3)) == pytest.approx(3 * predicted, rel=2e-3)
 
 
+@pytest.mark.parametrize("r", [0.3, 20.0])
+def test_backgrounds_are_amplified_as_predicted(r):
+    """Both parts of the perturbation, against the flow of all matrices on a design that lists both signs."""
+    from qkdyn.tasks.designs import Population
+    from qkdyn.theory.matrix_flow import at_losses
+
+    design = Population(m=2, n=4, b=3, M=3, backgrounds=2, query="mean").balanced().unfolded()
+    seed, v = 1e-7 * np.array([1.0, 0.5, -1.5]), np.eye(11)[9]
+    start = {
+        "qk": {"W_QK": np.outer(v, math.sqrt(r / 3) * seed @ design.S)},
+        "ov": {"W_OV": np.outer(seed, v)},
+    }
+    flow = at_losses(design, start, [0.8, 0.1], eta_qk=r, eta_ov=1.0).params
+    predicted = background_amplification(Setting(2, 4, 3, 3), r, [0.8, 0.1], kappa=0.5)
+    u, beta = flow["ov"]["W_OV"][:, 0, 9] / seed[0], flow["qk"]["W_QK"][:, 9, 0] / seed[0] / math.sqrt(r / 3)
+    np.testing.assert_allclose(np.log([u, beta]), predicted, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kappa", "reference"),
+    [
+        (1, [249, 489, 643, 702, 719]),
+        (0.1, [24.9, 48.9, 64.3, 70.2, 71.9]),
+        (0.02, [5.0, 9.8, 12.9, 14.0, 14.4]),
+        (0.004, [1.0, 2.0, 2.6, 2.8, 2.8]),
+    ],
+)
+def test_background_amplification_at_the_papers_sizes(kappa, reference):
+    """Of the pair (u, beta) by an integration in time: ln of its norm, over that of the start."""
+    grown = background_amplification(PAPER, [0.01, 0.1, 1, 10, 100], 0.1, kappa=kappa)
+    pair = (np.logaddexp(2 * grown.log_u, 2 * grown.log_beta) - math.log(2)) / 2
+    np.testing.assert_allclose(pair, reference, atol=0.5 if kappa == 1 else 0.051)
+
+
+def test_background_amplification_begins_at_its_rate():
+    r, kappa = np.array([[1e-3], [1.0], [1e3]]), np.array([0.1, 1e-3])
+    rate = background_rate(PAPER, r, kappa=kappa)
+    state = at_loss(PAPER, r, 1.609)
+    grown = background_amplification(PAPER, r, 1.609, kappa=kappa)
+    assert grown.log_u.shape == (3, 2)
+    np.testing.assert_allclose(grown.log_u, rate * state.t, rtol=5e-4)
+
+
+def test_background_amplification_of_extreme_ratios(monkeypatch):
+    ratios = [1e-75, 1e-6, 1e8, 1e30, 1e75]
+    grown = background_amplification(PAPER, ratios, 0.1, kappa=[[1.0], [1e-3]])
+    assert np.isfinite(grown).all()
+    # Attention that is there at once ends the growth: there is a largest amplification.
+    assert (np.diff(grown.log_u) > -1e-6).all() and grown.log_u[0, -1] == pytest.approx(grown.log_u[0, -2], rel=1e-6)
+    monkeypatch.setattr(stability, "STEPS", 10)
+    assert np.isnan(background_amplification(PAPER, 1.0, 0.1, kappa=1.0)).all()
+
+
 def test_wrong_input():
+    with pytest.raises(InputError, match=r"kappa must be positive and finite, got -1\.0"):
+        background_amplification(PAPER, 1.0, 0.1, kappa=-1.0)
+    with pytest.raises(RangeError, match="loss must be between 0 and the loss at the start"):
+        background_amplification(PAPER, 1.0, 2.0, kappa=1.0)
+    with pytest.raises(InputError, match="such that they broadcast"):
+        background_amplification(PAPER, [1.0, 2.0], 0.1, kappa=[1.0, 1.0, 1.0])
     with pytest.raises(InputError, match=r"kappa must be positive and finite, got 0\.0"):
         background_rate(PAPER, 1.0, kappa=0.0)
     with pytest.raises(InputError, match=r"r must be positive and finite, got -1\.0"):
