@@ -24,6 +24,7 @@ from benchmarks.omega import omega
 from benchmarks.startup import startup
 from benchmarks.theory import theory
 from benchmarks.throughput import throughput
+from benchmarks.tokens import tokens
 from qkdyn.config import main_guard
 from qkdyn.errors import reject
 from qkdyn.figures import canvas
@@ -42,6 +43,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "memory": memory,
     "theory": theory,
     "omega": omega,
+    "tokens": tokens,
 }
 
 
