@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from benchmarks.measure import Bench, Row, interleaved, rows
+from benchmarks.measure import Bench, Row, interleaved, rows, seconds_of
 from benchmarks.tokens_torch import loop, vmapped
 from qkdyn.circuits import init_params, torch_uniform
 from qkdyn.tasks.tokens import CLASSES, VOCABULARY, TokensTask
@@ -22,8 +22,10 @@ from qkdyn.train.tokens import advance_tokens, start_tokens, token_runs
 PART = "tokens"
 COUNTS = (40, 1, 8, 200, 1000)
 UNIT = "run-steps/s"
-LOOP = "PyTorch loop, 1 run"
-PRODUCTS = "batched 50x50 products"
+# Whether a batch is drawn at once or, as in a notebook, sequence by sequence.
+LOOPS = {"PyTorch loop": False, "PyTorch vectorized loop": True}
+# Whether the products are chained in one program.
+PRODUCTS = {"40 products 50x50 a call": False, "40 products 50x50, chained": True}
 
 
 def necessary_flops(task: TokensTask) -> int:
@@ -42,24 +44,29 @@ def tokens(bench: Bench) -> list[Row]:
     share = 0.05 if bench.quick else 1.0
     engine = {_name(count): _engine(task, count, share) for count in (COUNTS[:2] if bench.quick else COUNTS)}
     ours = _name(COUNTS[0])
-    others: dict[str, Callable[[], float]] = {PRODUCTS: functools.partial(_products, int(2000 * share))}
+    others: dict[str, Callable[[], float]] = {
+        name: functools.partial(_products, int(2000 * share), chained) for name, chained in PRODUCTS.items()
+    }
     if importlib.util.find_spec("torch"):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         for threads in sorted({1, cores}):
             named = f"{threads} thread{'s' * (threads > 1)}"
-            others[f"{LOOP}, {named}"] = functools.partial(loop(task, threads), max(5, int(200 * share)))
+            for name, vectorized in LOOPS.items():
+                one = loop(task, threads, vectorized)
+                others[f"{name}, {named}"] = functools.partial(one, max(5, int(200 * share)))
             others[f"torch.func.vmap, 40 runs, {named}"] = functools.partial(
                 vmapped(task, 40, threads), max(2, int(50 * share))
             )
     found = interleaved(engine | others, repeats, bench.update)
     out = rows(PART, {name: found[name] for name in engine}, UNIT, ours)
     gflops = [rate * necessary_flops(task) / 1e9 for rate in found[ours]]
-    out += rows(PART, {PRODUCTS: found[PRODUCTS], f"{ours}, necessary products": gflops}, "GFLOP/s", PRODUCTS)
-    for kind in (LOOP, "torch.func.vmap"):
+    for name in PRODUCTS:
+        out += rows(PART, {name: found[name], f"{ours}, products in it, to {name}": gflops}, "GFLOP/s", name)
+    for kind in (*LOOPS, "torch.func.vmap"):
         same = {name: found[name] for name in others if name.startswith(kind)}
         if same:
             best = max(same, key=lambda name: sorted(same[name])[repeats // 2])
-            out += rows(PART, same | {f"{ours}, against {kind.split(',')[0]}": found[ours]}, UNIT, best)
+            out += rows(PART, same | {f"{ours}, against {kind}": found[ours]}, UNIT, best)
     return out
 
 
@@ -77,7 +84,7 @@ def _engine(task: TokensTask, count: int, share: float) -> Callable[[], float]:
     states = start_tokens(jax.vmap(one)(jnp.arange(count)))
     runs = token_runs(range(count), eta_ov=0.01, eta_qk=0.2)
     batches = max(1, int(100 * share))
-    epochs = max(1, int(400 / max(count, 8)))
+    epochs = max(5, 400 // max(count, 8)) if share == 1 else 1
     advance = functools.partial(advance_tokens, states, runs, task, epochs=epochs, batches=batches)
     advance()
 
@@ -89,24 +96,37 @@ def _engine(task: TokensTask, count: int, share: float) -> Callable[[], float]:
     return measured
 
 
-def _products(steps: int) -> float:
-    """GFLOP/s of products of batches of 50x50 matrices, 20 at a time on each device."""
-    size, batch = VOCABULARY, 20
-    total = batch * jax.device_count()
-    matrices = jnp.full((total, size, size), 1 / size)
-    advance = _chain(steps)
-    jax.block_until_ready(advance(matrices))
-    begun = time.perf_counter()
-    jax.block_until_ready(advance(matrices))
-    return 2 * size**3 * total * steps / (time.perf_counter() - begun) / 1e9
+def _matrices() -> jax.Array:
+    """Forty 50x50 matrices, spread over the devices."""
+    mesh = jax.make_mesh((jax.device_count(),), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
+    matrices = jnp.full((-(-40 // mesh.size) * mesh.size, VOCABULARY, VOCABULARY), 1 / VOCABULARY)
+    return jax.device_put(matrices, jax.NamedSharding(mesh, RUNS))
+
+
+def _products(calls: int, chained: bool) -> float:
+    """GFLOP/s of batched products, each a call of its own, or all in one program, each the next one's factor.
+
+    The chain never leaves the cache and waits for nothing: it is about what the machine can do.
+    """
+    A = _matrices()
+    multiply = _multiply(calls if chained else 1)
+
+    def all_calls() -> None:
+        B = A
+        for _ in range(1 if chained else calls):
+            B = multiply(A, B)
+        jax.block_until_ready(B)
+
+    all_calls()
+    return 2 * VOCABULARY**3 * A.shape[0] * calls / seconds_of(all_calls) / 1e9
 
 
 @functools.cache
-def _chain(steps: int) -> Callable[[jax.Array], jax.Array]:
+def _multiply(times: int) -> Callable[[jax.Array, jax.Array], jax.Array]:
     mesh = jax.make_mesh((jax.device_count(),), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
 
-    def local(A: jax.Array) -> jax.Array:
-        # Each product is the next one's factor, so that none can be left out; rows sum to one, so that nothing grows.
-        return jax.lax.scan(lambda B, _: (A @ B, None), A, length=steps)[0]
+    def local(A: jax.Array, B: jax.Array) -> jax.Array:
+        # Rows sum to one, so that nothing grows.
+        return jax.lax.scan(lambda B, _: (A @ B, None), B, length=times)[0] if times > 1 else A @ B
 
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=RUNS, out_specs=RUNS, check_vma=False))

@@ -10,20 +10,27 @@ from qkdyn.tasks.tokens import CLASSES, COMMON, DISTINCT, VOCABULARY, TokensTask
 RATE = 0.01
 
 
-def loop(task: TokensTask, threads: int) -> Callable[[int], float]:
-    """Run-steps per second of one FAFO run as one would write it: one-hot sequences, four linear layers, torch's SGD."""
+def loop(task: TokensTask, threads: int, vectorized: bool) -> Callable[[int], float]:
+    """Run-steps per second of one FAFO run as one would write it: one-hot sequences, four linear layers, torch's SGD.
+
+    Each sequence is drawn by numpy's `choice` or, `vectorized`, the whole batch by inverting the cumulated law.
+    """
     import torch
     from torch import nn
 
     rng = np.random.default_rng(0)
-    cumulated = np.cumsum(task.law())[:-1]
+    law = task.law()
+    cumulated = np.cumsum(law)[:-1]
     layers = nn.ModuleDict({name: nn.Linear(VOCABULARY, VOCABULARY, bias=False) for name in "KQVO"})
     optimizer = torch.optim.SGD(layers.parameters(), lr=RATE)
     cross_entropy = nn.CrossEntropyLoss()
 
     def step() -> None:
         c = rng.integers(CLASSES, size=task.batch)
-        outcome = np.searchsorted(cumulated, rng.random((task.batch, task.context)))
+        if vectorized:
+            outcome = np.searchsorted(cumulated, rng.random((task.batch, task.context)))
+        else:
+            outcome = np.stack([rng.choice(law.size, task.context, p=law) for _ in c])
         ids = np.where(outcome < COMMON, outcome, outcome + DISTINCT * c[:, None])
         ids = torch.from_numpy(np.concatenate([ids, task.query_ids[c][:, None]], 1))
         X = nn.functional.one_hot(ids, VOCABULARY).float()
