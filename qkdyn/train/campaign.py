@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from qkdyn.errors import Interrupted, check_count
-from qkdyn.train.checkpoint import Arrays, arrays_digest, check_structure
+from qkdyn.train.checkpoint import Arrays, arrays_digest, check_structure, flat
 from qkdyn.train.engine import Job, Start, advance_runs, params_of, start_runs
 from qkdyn.train.interrupt import Request
 from qkdyn.train.processes import agree, in_turn
@@ -109,7 +109,7 @@ class Campaign:
             on_chunk(standing)
             stop, due = agree(bool(self.request and self.request.name), bool(self.store and self.store.due()))
             if self.store and (stop or due):
-                self.store.save(_flat({"run": runs, "state": states}), {"key": key})
+                self.store.save(flat({"run": runs, "state": states}), {"key": key})
             if stop:
                 raise Interrupted(self.request.name if self.request and self.request.name else "a signal elsewhere")
         part = outcome(states, runs)
@@ -121,7 +121,7 @@ class Campaign:
 def outcome(states: RunState, runs: Run) -> Outcome:
     """What is kept of ended runs: which they are, records, matched states, status, step and diverged_step."""
     kept = ("records", "matched", "status", "step", "diverged_step")
-    return _flat({"run": runs, "state": {name: getattr(states, name) for name in kept}})
+    return flat({"run": runs, "state": {name: getattr(states, name) for name in kept}})
 
 
 def fitting_runs(job: Job, initial: Start) -> int:
@@ -142,19 +142,13 @@ def _key(job: Job, initial: Start, runs: Run) -> str:
     described = (base[0].__module__, base[0].__qualname__, *base[1:])
     rate = sorted({float(value) for value in runs.eta_ov})
     # A function of the seed is known by two of its values: which seeds there are must not change the name.
-    starts = [arrays_digest(_flat(params_of(initial, seed))) for seed in ((0, 1) if callable(initial) else (0,))]
+    starts = [arrays_digest(flat(params_of(initial, seed))) for seed in ((0, 1) if callable(initial) else (0,))]
     return key_of(repr(job.task), plan, described, job.exact, rate, *starts)
-
-
-def _flat(tree: Any) -> dict[str, np.ndarray]:
-    """Leaves by their paths."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def _restore(like: RunState, arrays: Arrays, where: str) -> RunState:
     """The state in `arrays`, with the structure of `like`."""
-    wanted = _flat({"state": like})
+    wanted = flat({"state": like})
     found = {name: value for name, value in arrays.items() if name.startswith("state/")}
     check_structure(found, wanted, where)
     return jax.tree.unflatten(jax.tree.structure(like), [np.array(found[name]) for name in wanted])

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from qkdyn.errors import CheckpointError, OutputError, OutputWarning, check_count
@@ -39,6 +40,12 @@ def arrays_digest(arrays: Arrays) -> str:
         total.update(f"{name}|{value.dtype.str}|{value.shape}|".encode())
         total.update(value.tobytes())
     return total.hexdigest()
+
+
+def flat(tree: Any) -> dict[str, np.ndarray]:
+    """The leaves of a tree by their paths, on the host."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
 def save(folder: Path, number: int, arrays: Arrays, meta: Mapping[str, Any], *, keep: int = 2) -> Path:

@@ -64,6 +64,11 @@ class Store:
         found = checkpoint.load_newest(self._checkpoints)
         return found if found and found[1].get("key") == key else None
 
+    def forget(self) -> None:
+        """Remove the folder: what it led to is on record elsewhere."""
+        if self.primary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
     def write_part(self, key: str, arrays: Arrays) -> None:
         """Record a finished part and drop the checkpoints that led to it.
 

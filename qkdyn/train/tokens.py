@@ -143,7 +143,9 @@ def sgd(params: Params, gradient: Params, run: TokenRun, step: Array) -> Params:
     }
 
 
-def _epoch(state: TokenState, run: TokenRun, task: TokensTask, batches: int, closed: bool) -> tuple[TokenState, Array]:
+def _epoch(
+    state: TokenState, run: TokenRun, task: TokensTask, batches: int, reset: int, closed: bool
+) -> tuple[TokenState, Array]:
     """One epoch of one run: `batches` updates, then the stop rule; a run that has stopped is returned as it is."""
     gradient = loss_and_gradient if closed else reference
 
@@ -164,14 +166,14 @@ def _epoch(state: TokenState, run: TokenRun, task: TokensTask, batches: int, clo
     following = TokenState(
         params=join(state.params, params, task) if closed else params,
         step=step,
-        passed=jnp.where(step % (RESET * batches) == 0, 0.0, passed),
+        passed=jnp.where(step % (reset * batches) == 0, 0.0, passed),
         stopped=passed <= run.stop_loss,
     )
     following = jax.tree.map(lambda old, new: jnp.where(state.stopped, old, new), state, following)
     return following, jnp.where(state.stopped, jnp.nan, loss)
 
 
-@functools.partial(jax.jit, static_argnames=("task", "epochs", "batches", "measure", "closed", "mesh"))
+@functools.partial(jax.jit, static_argnames=("task", "epochs", "batches", "measure", "reset", "closed", "mesh"))
 def advance_token_block(
     states: TokenState,
     runs: TokenRun,
@@ -180,6 +182,7 @@ def advance_token_block(
     epochs: int,
     batches: int,
     measure: Measure | None,
+    reset: int,
     closed: bool,
     mesh: Mesh,
 ) -> tuple[TokenState, dict[str, Array]]:
@@ -187,7 +190,7 @@ def advance_token_block(
 
     def chunk(state: TokenState, run: TokenRun) -> tuple[TokenState, dict[str, Array]]:
         def epoch(state: TokenState, _: None) -> tuple[TokenState, dict[str, Array]]:
-            state, loss = _epoch(state, run, task, batches, closed)
+            state, loss = _epoch(state, run, task, batches, reset, closed)
             return state, {"loss": loss} | (measure(state.params) if measure else {})
 
         return jax.lax.scan(epoch, state, length=epochs)
@@ -207,6 +210,7 @@ def advance_tokens(
     epochs: int,
     batches: int,
     measure: Measure | None = None,
+    reset: int = RESET,
     closed: bool = True,
     block: int = BLOCK,
 ) -> tuple[TokenState, dict[str, np.ndarray]]:
@@ -219,6 +223,7 @@ def advance_tokens(
         epochs: epochs to take now; no result depends on how a run is cut into calls.
         batches: updates of an epoch.
         measure: further measures of one run's parameters at the end of each epoch, e.g. the loss on a fixed batch.
+        reset: the stop rule sums mean losses since the last multiple of this many epochs.
         closed: the closed-form gradient; otherwise automatic differentiation, equal to rounding.
         block: runs advanced together on a device; a run has the same bits beside any other runs in blocks of one size.
 
@@ -232,11 +237,19 @@ def advance_tokens(
     check_count("epochs", epochs)
     check_count("batches", batches)
     check_count("block", block)
+    check_count("reset", reset)
     count = len(states.step)
     if len(runs.seed) != count:
         raise InputError(f"states and runs must be equally many, got {count} and {len(runs.seed)}")
     mesh = jax.make_mesh((jax.device_count(),), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
-    settings = {"task": task, "epochs": epochs, "batches": batches, "measure": measure, "closed": closed}
+    settings = {
+        "task": task,
+        "epochs": epochs,
+        "batches": batches,
+        "measure": measure,
+        "reset": reset,
+        "closed": closed,
+    }
     width = mesh.size * block
     groups = [np.arange(i, min(i + width, count)) for i in range(0, count, width)]
     results = [

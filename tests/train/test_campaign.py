@@ -139,7 +139,7 @@ def test_differences_are_named_by_their_path():
 
 def test_a_state_of_another_shape_is_not_taken():
     state = campaign.start_runs(starts()["CACO"], _run(), _job())
-    arrays = campaign._flat({"state": state})
+    arrays = flat({"state": state})
     arrays["state/params/ov/W_OV"] = arrays["state/params/ov/W_OV"].astype(np.float16)
     with pytest.raises(CheckpointError, match=r"array state/params/ov/W_OV is float16\[1, 3, 10\], expected float32"):
         campaign._restore(state, arrays, "there")

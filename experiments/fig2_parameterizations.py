@@ -1,0 +1,205 @@
+"""Figure 2: attention of the four parameterizations, and with a faster query-key circuit, under three protocols.
+
+Command:  python -m experiments.fig2_parameterizations [--protocol NAME] [--arms NAME ...] [--help]
+Time:     about twenty minutes a protocol on two cores; --quick under 45 s. Finished arms are records and not trained again.
+Expect:   as_coded: the published heat maps; controlled: from one start, the same four side by side, at matched loss.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import tyro
+
+from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
+from experiments.synthetic.tables import arms_frame, matched_frame, runs_frame, show
+from experiments.synthetic.train import train_arm
+from qkdyn.config import as_dict, digest, main_guard, parse
+from qkdyn.errors import ConflictError, InputError, OutputError, reject
+from qkdyn.figures.fig2 import draw_fig2
+from qkdyn.files import prepare_folder, write_text
+from qkdyn.progress import track
+from qkdyn.results import manifest, retract, write_manifest
+from qkdyn.train.devices import Machine
+from qkdyn.train.interrupt import on_request
+from qkdyn.train.lock import lock
+from qkdyn.train.store import differences, open_store
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is trained."""
+
+    trained: tyro.conf.Fixed[tuple[Arm, ...]]
+    """The protocol's arms."""
+    evaluation: int = 500
+    """Batches of fresh sequences on which each run is measured."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.evaluation <= 100_000:
+            reject("evaluation", self.evaluation, "from 1 to 100,000 batches")
+
+
+def quick() -> tuple[Arm, ...]:
+    """Two parameterizations from one start for 1,500 steps: a look, no result."""
+    short: dict[str, Any] = {"epochs": 30, "batches": 50, "scale": 0.01, "eta_ov": 0.3, "levels": (1.0, 0.5)}
+    short |= {"multipliers": (1.0, 10.0), "seeds": (1234, 1235)}
+    return tuple(Arm(f"{form}-0.01", form, "common", "common", **short) for form in ("FAFO", "CACO"))
+
+
+PROTOCOLS = {
+    "as_coded": Config(as_coded()),
+    "as_written": Config(as_written()),
+    "controlled": Config(controlled()),
+    "quick": Config(quick(), evaluation=20),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How it is run; no result depends on it."""
+
+    protocol: str = "as_coded"
+    """One of: as_coded, as_written, controlled, quick."""
+    quick: bool = False
+    """Short for --protocol quick."""
+    arms: tuple[str, ...] = ()
+    """Only these arms; default all of the protocol."""
+    out: Path | None = None
+    """Folder for the results; default results/fig2/<protocol>, or results/quick/fig2 for the quick protocol."""
+    draw_only: bool = False
+    """Redraw from the records in `out`; train nothing."""
+    fresh: bool = False
+    """Forget what `out` holds of these arms, and train them anew."""
+    checkpoint_seconds: float = 30.0
+    """Seconds between checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out == Path() and not self.out.name:
+            raise InputError("out must name a folder, not the current one; leave it out for the default")
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        name = "quick/fig2" if self.quick or self.protocol == "quick" else f"fig2/{self.protocol}"
+        return (self.out or Path("results") / name).absolute()
+
+
+def chosen(config: Config, names: Sequence[str]) -> list[Arm]:
+    """The arms of these names, all where there are none.
+
+    Raises:
+        InputError: there is no arm of that name.
+    """
+    known = {arm.name: arm for arm in config.trained}
+    for name in names:
+        if name not in known:
+            reject("each of arms", name, "one of " + ", ".join(known))
+    return [known[name] for name in names or known]
+
+
+def read_record(folder: Path, arm: Arm, evaluation: int) -> dict[str, Any] | None:
+    """The record of a finished arm; None where there is none.
+
+    Raises:
+        ConflictError: it is that of other settings; the message shows the difference. OutputError: it cannot be read.
+    """
+    path = folder / "arms" / f"{arm.name}.json"
+    if not path.exists():
+        return None
+    try:
+        record = json.loads(path.read_text())
+        theirs = record["arm"] | {"evaluation": record["evaluation"]}
+        keys = [record[name] for name in ("digest", "runs", "matched", "trace")]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise OutputError(f"cannot read {path} ({type(error).__name__}: {error}); remove it, or --fresh") from error
+    if lines := differences(theirs, as_dict(arm) | {"evaluation": evaluation}):
+        text = (
+            f"{path} is the record of other settings ({'; '.join(lines)}); take another --out, or --fresh to forget it"
+        )
+        raise ConflictError(text)
+    if keys[0] != digest(arm):
+        raise ConflictError(f"{path} has the digest of other settings; remove it, or --fresh")
+    return record
+
+
+def train(config: Config, arms: Sequence[Arm], options: Options) -> list[dict[str, Any]]:
+    """The records of all arms; those that are not there yet are trained, each written as soon as it is finished."""
+    folder, records = options.folder, []
+    for arm in arms:
+        if not options.fresh:
+            read_record(folder, arm, config.evaluation)
+    (folder / "arms").mkdir(exist_ok=True)
+    with on_request() as request:
+        for arm in arms:
+            record = None if options.fresh else read_record(folder, arm, config.evaluation)
+            if record is None:
+                home = folder / "checkpoints" / arm.name
+                store = open_store(home, as_dict(arm), fresh=options.fresh, every=options.checkpoint_seconds)
+                begun = time.monotonic()
+                with track(f"fig2 {arm.name}") as update:
+                    record = train_arm(arm, config.evaluation, store, request, update)
+                record["wall_seconds"] = round(time.monotonic() - begun, 1)
+                write_text(folder / "arms" / f"{arm.name}.json", json.dumps(record, separators=(",", ":")) + "\n")
+                store.forget()
+            records.append(record)
+    return records
+
+
+def finished(config: Config, folder: Path) -> list[dict[str, Any]]:
+    """The records that are there, in the protocol's order."""
+    found = (read_record(folder, arm, config.evaluation) for arm in config.trained)
+    return [record for record in found if record is not None]
+
+
+def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """The summaries and figures of all finished arms."""
+    frames: dict[str, pd.DataFrame] = {
+        "summary": arms_frame(records),
+        "runs": runs_frame(records),
+        "matched": matched_frame(records),
+    }
+    files = [
+        write_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.6g"))
+        for name, frame in frames.items()
+        if len(frame)
+    ]
+    return [*files, *draw_fig2(records, folder)]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the experiment from the command line."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    prog, description = "python -m experiments.fig2_parameterizations", (__doc__ or "").splitlines()[0]
+    config, options = parse(PROTOCOLS, Options(), arguments, prog=prog, description=description)
+    arms, folder = chosen(config, options.arms), options.folder
+    if not options.draw_only:
+        Machine().join()
+    with lock(prepare_folder(folder)):
+        begun = time.monotonic()
+        if not options.draw_only:
+            train(config, arms, options)
+        records = finished(config, folder)
+        if not records:
+            raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
+        retract(folder)
+        files = draw(records, folder)
+        seconds = time.monotonic() - begun
+        kept = [folder / "arms" / f"{record['arm']['name']}.json" for record in records]
+        command = [*prog.split(), *arguments]
+        record = manifest(
+            as_dict(config), wall_seconds=seconds, argv=command, files=[*files, *kept], digest=digest(config)
+        )
+        files.append(write_manifest(record, folder))
+    show(records)
+    print("\n".join(map(str, files)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard(main))
