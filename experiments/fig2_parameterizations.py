@@ -25,6 +25,7 @@ from qkdyn.figures.fig2 import draw_fig2
 from qkdyn.files import prepare_folder, write_text
 from qkdyn.progress import track
 from qkdyn.results import manifest, retract, write_manifest
+from qkdyn.results.provenance import source_state
 from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
 from qkdyn.train.lock import lock
@@ -35,7 +36,7 @@ from qkdyn.train.store import differences, open_store
 class Config:
     """What is trained."""
 
-    trained: tyro.conf.Fixed[tuple[Arm, ...]]
+    trained: tyro.conf.Suppress[tuple[Arm, ...]]
     """The protocol's arms."""
     evaluation: int = 500
     """Batches of fresh sequences on which each run is measured."""
@@ -144,7 +145,7 @@ def train(config: Config, arms: Sequence[Arm], options: Options) -> list[dict[st
                 begun = time.monotonic()
                 with track(f"fig2 {arm.name}") as update:
                     record = train_arm(arm, config.evaluation, store, request, update)
-                record["wall_seconds"] = round(time.monotonic() - begun, 1)
+                record |= {"wall_seconds": round(time.monotonic() - begun, 1), "source": source_state()}
                 write_text(folder / "arms" / f"{arm.name}.json", json.dumps(record, separators=(",", ":")) + "\n")
                 store.forget()
             records.append(record)

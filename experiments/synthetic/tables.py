@@ -52,7 +52,7 @@ def arms_frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
                 "ramp": arm["ramp"],
                 "length": arm["length"],
                 "seeds": len(own),
-                "stopped": int(own["stopped"].sum()),
+                "stopped": int(own["stopped"].to_numpy().sum()),
             }
             for name in MEANS:
                 values = own[name].to_numpy(float)
@@ -74,14 +74,15 @@ def show(records: Sequence[dict[str, Any]]) -> None:
     names = ("arm", "circuits", "QK x", "L", "stopped", "steps", "loss", "accuracy", "attention", "uniform", "on query")
     for name in (*names, "attention bins with probability in the top bin, %"):
         out.add_column(name, justify="left" if name in ("arm", "circuits") else "right")
-    for row in arms_frame(records).itertuples(index=False):
+    rows: list[Any] = list(arms_frame(records).itertuples(index=False))
+    for row in rows:
         top = " ".join(f"{getattr(row, f'top_{place}'):.1f}" for place in range(5))
-        rate = f"{row.multiplier:g}" + (f"-{row.multiplier * row.ramp:g}" if row.ramp != 1 else "")  # pyright: ignore
+        rate = f"{row.multiplier:g}" + (f"-{row.multiplier * row.ramp:g}" if row.ramp != 1 else "")
         cells = (row.arm, row.parameterization, rate, f"{row.length}", f"{row.stopped}/{row.seeds}")
         numbers = (f"{row.steps:,.0f}", f"{row.loss:.4f}", f"{row.accuracy:.3f}")
         where = (
             f"{row.distinct:.3f}±{row.distinct_sd:.3f}",
-            f"{uniform(cast(int, row.length)):.3f}",
+            f"{uniform(row.length):.3f}",
             f"{row.query:.3f}",
         )
         out.add_row(*map(str, cells), *numbers, *where, top)

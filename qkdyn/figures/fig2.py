@@ -69,7 +69,7 @@ def _heatmap(axes: "matplotlib.axes.Axes", record: Record, multiplier: float) ->
     for row, column in zip(*np.nonzero(mean >= 0.05), strict=True):
         spread = f"\n±{sd[row, column]:.1f}" if np.isfinite(sd[row, column]) else ""
         ink = "white" if mean[row, column] < 55 else "black"
-        x, y = (edges[i] / 2 + edges[i + 1] / 2 for i in (column, row))
+        x, y = (float(edges[i : i + 2].mean()) for i in (column, row))
         axes.text(x, y, f"{mean[row, column]:.1f}{spread}", ha="center", va="center", fontsize=7, color=ink)
     uniform = SHARE * (arm["length"] - 2) / (arm["length"] - 1)
     axes.axvline(uniform, color="white", linewidth=1, linestyle=":")

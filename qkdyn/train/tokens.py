@@ -241,24 +241,38 @@ def advance_tokens(
     count = len(states.step)
     if len(runs.seed) != count:
         raise InputError(f"states and runs must be equally many, got {count} and {len(runs.seed)}")
+    program = functools.partial(
+        advance_token_block,
+        task=task,
+        epochs=epochs,
+        batches=batches,
+        measure=measure,
+        reset=reset,
+        closed=closed,
+    )
+    return by_blocks(program, states, runs, block)
+
+
+def by_blocks(program: Callable[..., tuple[Any, Any]], states: Any, runs: Any, block: int = BLOCK) -> tuple[Any, Any]:
+    """`program(states, runs, mesh=mesh)` -> (states, records) for any number of runs, `block` of them on each device at once.
+
+    Args:
+        program: a compiled function of trees whose leaves have an axis of runs first.
+        states: N states, on the host.
+        runs: the N runs.
+        block: runs of a device; fixed, so that one program serves every N.
+
+    Returns:
+        The new states, and the records, on the host.
+    """
     mesh = jax.make_mesh((jax.device_count(),), ("runs",), axis_types=(jax.sharding.AxisType.Auto,))
-    settings = {
-        "task": task,
-        "epochs": epochs,
-        "batches": batches,
-        "measure": measure,
-        "reset": reset,
-        "closed": closed,
-    }
-    width = mesh.size * block
+    count, width = len(runs.seed), mesh.size * block
     groups = [np.arange(i, min(i + width, count)) for i in range(0, count, width)]
-    results = [
-        advance_token_block(_take(states, g, width, mesh), _take(runs, g, width, mesh), mesh=mesh, **settings)
-        for g in groups
-    ]
+    # All groups are dispatched before the first result is waited for.
+    results = [program(_take(states, g, width, mesh), _take(runs, g, width, mesh), mesh=mesh) for g in groups]
     states, records = jax.tree.map(np.array, states), []
-    for group, (block, record) in zip(groups, results, strict=True):
-        _put(states, group, to_host(block))
+    for group, (advanced, record) in zip(groups, results, strict=True):
+        _put(states, group, to_host(advanced))
         records.append(jax.tree.map(lambda leaf: leaf[: group.size], to_host(record)))  # noqa: B023
     return states, jax.tree.map(lambda *parts: np.concatenate(parts), *records)
 
