@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from qkdyn.circuits import Params, factorize, init_params, scaled_identity, torch_uniform
 from qkdyn.errors import check_count, check_positive, reject
@@ -94,8 +93,8 @@ class Arm:
 
     def starts(self) -> Params:
         """Parameters of all runs, multiplier by multiplier, with a leading axis."""
-        own = [jax.tree.map(np.asarray, self.start(seed)) for seed in self.seeds]
-        return jax.tree.map(lambda *leaves: np.tile(np.stack(leaves), (len(self.multipliers), 1, 1)), *own)
+        own = [self.start(seed) for seed in self.seeds]
+        return jax.tree.map(lambda *leaves: jnp.tile(jnp.stack(leaves), (len(self.multipliers), 1, 1)), *own)
 
 
 def as_coded() -> tuple[Arm, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.synthetic.arms import Arm
@@ -92,9 +93,10 @@ def _runs(arm: Arm) -> TokenRun:
 def _measure(arm: Arm, params: Any, i: int, seed: int, evaluation: int) -> dict[str, Any]:
     """DTAP counts and means of run i on fresh sequences."""
     key = jax.random.fold_in(jax.random.key(seed), 2**31 - 2)
-    own = jax.tree.map(lambda leaf: leaf[i], params)
-    found = jax.tree.map(np.asarray, evaluate(own, key, evaluation, arm.task))
-    counts = np.asarray(dtap_counts(found.distinct, found.probability))
+    own = jax.tree.map(lambda leaf: jnp.asarray(leaf[i]), params)
+    sequences = evaluate(own, key, evaluation, arm.task)
+    counts = np.asarray(dtap_counts(sequences.distinct, sequences.probability))
+    found = jax.tree.map(np.asarray, sequences)
     return {
         "distinct": float(found.distinct.mean()),
         "query": float(found.query.mean()),

@@ -107,7 +107,7 @@ def draw_matched_arms(records: Sequence[Record]) -> "matplotlib.figure.Figure":
         axes.set_xlabel("evaluation loss (falls to the right)", fontsize=8.5)
     for row, scale in zip(grid, scales, strict=True):
         row[0].set_ylabel(f"attention, start x{scale:g}", fontsize=9)
-    title = "Attention on the class's own tokens (lines: seeds) and on the query's id (dashed) as the loss falls"
+    title = "Attention on the class's own tokens (lines: seeds)\nand on the query's id (dashed) as the loss falls"
     figure.suptitle(title, fontsize=11)
     canvas.ratio_key(figure, grid, ratios, theory=True, dashes="on the query's id")
     return figure

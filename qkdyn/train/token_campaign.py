@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qkdyn.errors import Interrupted, check_count
+from qkdyn.errors import InputError, Interrupted, check_count
 from qkdyn.tasks.tokens import TokensTask
 from qkdyn.train.checkpoint import check_structure, flat
 from qkdyn.train.interrupt import Request
@@ -66,6 +66,8 @@ class TokenCampaign:
         Raises:
             Interrupted: a signal was noted; the state is saved.
         """
+        if len(states.step) != len(runs.seed):
+            raise InputError(f"states and runs must be equally many, got {len(states.step)} and {len(runs.seed)}")
         chunk = max(1, CHUNK_STEPS // self.batches)
         found = self.store.newest(key) if self.store else None
         records: dict[str, np.ndarray] = {}

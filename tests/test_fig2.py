@@ -1,0 +1,135 @@
+"""Figure 2 as a command: records that are taken up, settings that differ, heat maps that add up, wrong input."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments import fig2_parameterizations as fig2
+from experiments.synthetic import tables, train
+from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
+from qkdyn import results
+from qkdyn.circuits import balancedness, collapse
+from qkdyn.errors import ConflictError, InputError, OutputError
+from qkdyn.figures.fig2 import draw_fig2
+
+TINY = {"epochs": 4, "batches": 5, "multipliers": (1.0, 10.0), "seeds": (1, 2), "eta_ov": 0.5, "length": 12}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    arms = (
+        Arm("one", "CACO", "common", "common", levels=(3.9, 3.0), **TINY),
+        Arm("two", "FACO", "common", "common", levels=(3.9, 3.0), **TINY),
+    )
+    monkeypatch.setitem(fig2.PROTOCOLS, "quick", fig2.Config(arms, evaluation=2))
+
+
+def run(folder, *arguments):
+    return fig2.main(["--quick", "--out", str(folder), *arguments])
+
+
+def test_arms_leave_records_that_are_taken_up(tiny, tmp_path, monkeypatch, capsys):
+    assert run(tmp_path, "--arms", "one") == 0
+    assert sorted(path.name for path in (tmp_path / "arms").iterdir()) == ["one.json"]
+    trained, real = [], fig2.train_arm
+    monkeypatch.setattr(fig2, "train_arm", lambda arm, *a: trained.append(arm.name) or real(arm, *a))
+    assert run(tmp_path) == 0 and trained == ["two"]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".csv", ".png")}
+    assert run(tmp_path) == 0 and trained == ["two"]
+    assert run(tmp_path, "--draw-only") == 0 and trained == ["two"]
+    assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".csv", ".png")}
+    assert results.verify(tmp_path) == []
+    assert {"summary.csv", "runs.csv", "matched.csv", "heatmaps.png", "matched.png"} == set(before)
+    assert "one" in capsys.readouterr().out
+    assert not (tmp_path / "checkpoints" / "one").exists()
+
+
+def test_a_record_of_other_settings_is_refused_and_forgotten_when_asked(tiny, tmp_path, monkeypatch):
+    run(tmp_path, "--arms", "one")
+    other = (Arm("one", "CACO", "common", "common", **TINY | {"epochs": 3}),)
+    monkeypatch.setitem(fig2.PROTOCOLS, "quick", fig2.Config(other, evaluation=2))
+    with pytest.raises(ConflictError, match="epochs: 4 there, 3 here"):
+        run(tmp_path)
+    assert run(tmp_path, "--fresh") == 0
+    assert json.loads((tmp_path / "arms/one.json").read_text())["arm"]["epochs"] == 3
+    (tmp_path / "arms/one.json").write_text('{"arm": ')
+    with pytest.raises(OutputError, match=r"cannot read .*one\.json"):
+        run(tmp_path)
+
+
+def test_what_a_record_says(tiny, tmp_path):
+    run(tmp_path, "--arms", "one")
+    record = json.loads((tmp_path / "arms/one.json").read_text())
+    assert [(line["multiplier"], line["seed"]) for line in record["runs"]] == [(1, 1), (1, 2), (10, 1), (10, 2)]
+    for line in record["runs"]:
+        counts = np.array(line["counts"])
+        assert counts.shape == (5, 5) and counts.sum() == 2 * 32 and line["steps"] == 20
+        # Mean attention lies between what the heat map's bins allow.
+        share = counts.sum(0) / counts.sum()
+        assert share @ np.arange(5) / 5 <= line["distinct"] <= share @ np.arange(1, 6) / 5
+    frame = tables.arms_frame([record])
+    assert len(frame) == 2 and frame["seeds"].tolist() == [2, 2]
+    np.testing.assert_allclose(tables.percent(record, 1.0).sum((1, 2)), 100)
+    assert {line["level"] for line in record["matched"]} == {3.9}
+
+
+def test_levels_are_read_in_the_logarithm_of_the_loss():
+    arm = Arm("x", "CACO", "common", "common", levels=(2.0, 0.5, 0.1), **TINY)
+    whole = {
+        "evaluation": np.array([4.0, 1.0, 0.25, 0.3]),
+        "distinct": np.array([0.0, 1.0, 2.0, 9.0]),
+        "query": np.zeros(4),
+    }
+    found = train._matched(arm, whole)
+    assert [line["level"] for line in found] == [2.0, 0.5]
+    np.testing.assert_allclose([line["step"] for line in found], [0.5 * 5, 1.5 * 5])
+    np.testing.assert_allclose([line["distinct"] for line in found], [0.5, 1.5])
+
+
+def test_the_protocols_are_as_specified():
+    coded, written = {arm.name: arm for arm in as_coded()}, {arm.name: arm for arm in as_written()}
+    assert list(coded) == list("abcdefgh") == list(written)
+    assert sum(arm.epochs * arm.batches * len(arm.seeds) for arm in coded.values()) == 5 * 3_450_000
+    assert (coded["e"].multipliers, written["e"].multipliers) == ((20.0,), (10.0,))
+    assert (coded["f"].ramp, written["f"].ramp, coded["h"].ramp) == (40.0, 20.0, 10.0)
+    assert (coded["g"].length, written["g"].length) == (128, 64)
+    assert all(arm.stop_loss == 0.001 and arm.reset == 1 for arm in written.values())
+    assert [arm.stop_loss for arm in coded.values()] == [0.001] * 5 + [0.0] * 3
+
+
+def test_the_controlled_protocol_starts_all_four_as_one_function():
+    arms = controlled()
+    assert len(arms) == 8 and all(arm.multipliers == (0.1, 1.0, 10.0, 40.0) for arm in arms)
+    for scale in (1.0, 0.01):
+        flat = [collapse(arm.start(7)) for arm in arms if arm.scale == scale]
+        for other in flat[1:]:
+            for circuit, name in (("qk", "W_QK"), ("ov", "W_OV")):
+                np.testing.assert_allclose(other[circuit][name], flat[0][circuit][name], atol=1e-6 * scale)
+        factored = next(arm for arm in arms if arm.scale == scale and arm.form == "FAFO")
+        assert all(float(defect) < 1e-5 for defect in balancedness(factored.start(7)).values())
+
+
+@pytest.mark.parametrize(
+    "arguments, error, told",
+    [
+        (["--arms", "three"], InputError, "one of one, two, got 'three'"),
+        (["--draw-only"], OutputError, "has no finished arm"),
+    ],
+)
+def test_wrong_input_is_refused(tiny, tmp_path, arguments, error, told):
+    with pytest.raises(error, match=told):
+        run(tmp_path / "x", *arguments)
+
+
+def test_arms_that_make_no_sense_are_refused():
+    with pytest.raises(InputError, match="start must be one of identity, uniform, common, got 'zeros'"):
+        Arm("x", "CACO", "zeros", "common", epochs=1, batches=1)
+    with pytest.raises(InputError, match="seeds must be"):
+        Arm("x", "CACO", "common", "common", **TINY | {"seeds": (1, 1)})
+    with pytest.raises(InputError, match="at least one finished arm"):
+        draw_fig2([], "anywhere")
+    with pytest.raises(InputError, match="evaluation must be"):
+        fig2.Config(as_coded(), evaluation=0)
+    assert isinstance(tables.matched_frame([]), pd.DataFrame)
