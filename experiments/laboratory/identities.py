@@ -4,6 +4,7 @@ Where one ought to hold, the value is the largest residual over equations and pr
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ ROUNDING, FLOW, SLOPE = 1e-12, 1e-9, 0.15
 DURATION = 20.0
 LEMMAS = {"ov": "Lemma 1", "qk": "Lemma 4"}
 # Two factors of a circuit that learn at rates of their own: (eta_K, eta_Q), (eta_O, eta_V).
-PAIRS = {"eta_qk": (2.0, 0.5), "eta_ov": (4.0, 1.0)}
+PAIRS: dict[str, Any] = {"eta_qk": (2.0, 0.5), "eta_ov": (4.0, 1.0)}
 
 
 def run(quick: bool) -> tuple[list[Check], dict[str, pd.DataFrame]]:
@@ -34,7 +35,7 @@ def run(quick: bool) -> tuple[list[Check], dict[str, pd.DataFrame]]:
     """
     seeds = range(1 if quick else 5)
     checks, drift = [], pd.DataFrame()
-    for M, d in SHAPES:
+    for M, d in SHAPES[:1] if quick else SHAPES:
         checks += [*_propositions(M, d, seeds), *_operator(M, d, seeds)]
     for M, d in SHAPES[:1] if quick else SHAPES:
         loss, params = batch_problem(M, d)
@@ -119,7 +120,9 @@ def _operator(M: int, d: int, seeds: range) -> list[Check]:
         _none("Omega(c C) = c Omega(C)", f"{setting}, c = -0.3", [found["c"] for found in turned], ROUNDING),
         _all("Omega is the Kronecker sum of Lemma 2", setting, [claims.kronecker_sum(C) for C, _ in pairs], ROUNDING),
         _all("square root of C^T C by SVD has all digits", f"{setting}, rank 3", [v["svd"] for v in roots], ROUNDING),
-        _none("the same by sqrtm", f"{setting}, rank 3", [v["sqrtm"] for v in roots], ROUNDING),
+        _none(
+            "square root of C^T C by sqrtm has all digits", f"{setting}, rank 3", [v["sqrtm"] for v in roots], ROUNDING
+        ),
         _none(
             "Omega is a multiple of the identity, a faster learning rate",
             f"{setting}, random C",
@@ -195,7 +198,8 @@ def _drift(loss: Callable[[Params], Array], params: Params, M: int, d: int, quic
 
 def _drift_checks(drift: pd.DataFrame) -> list[Check]:
     checks = []
-    for (M, d, circuit), group in drift.groupby(["M", "d", "circuit"], sort=False):
+    for key, group in drift.groupby(["M", "d", "circuit"], sort=False):
+        M, d, circuit = cast(tuple, key)
         slope = fitted_slope(group["eta"], group["drift"])
         note = f"exponent {slope:.3f}; drift {group['drift'].iloc[-1]:.2g} at step {group['eta'].iloc[-1]:.2g}"
         statement = f"{LEMMAS[circuit]} in gradient descent: the drift is proportional to the step"
@@ -203,7 +207,7 @@ def _drift_checks(drift: pd.DataFrame) -> list[Check]:
     return checks
 
 
-def fitted_slope(x: pd.Series, y: pd.Series) -> float:
+def fitted_slope(x: Any, y: Any) -> float:
     """The exponent of the power law through the points, by least squares of the logarithms."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 from jaxtyping import Array
@@ -67,7 +68,9 @@ def _unbalanced(loss: Callable[[Params], Array], params: Params, setting: str) -
     """Generic factors are not balanced: where M < d they cannot be, because balance bounds the rank of W_V by M."""
     factors = omega.factorized_flow(loss, params, TIMES).params
     with jax.enable_x64(True):
-        start, products = (jax.tree.map(np.asarray, collapse(tree)) for tree in (params, factors))
+        start, products = (
+            jax.tree.map(np.asarray, collapse(jax.tree.map(jnp.asarray, tree))) for tree in (params, factors)
+        )
     conditioned = omega.preconditioned_flow(loss, start, TIMES).params
     defect = omega.balance_defect(params)
     return [
@@ -126,7 +129,7 @@ def _descent_checks(descent: pd.DataFrame) -> list[Check]:
     for circuit, group in descent.groupby("circuit", sort=False):
         slope = fitted_slope(group["eta"], group["error"])
         note = f"exponent {slope:.3f}; error {group['error'].iloc[-1]:.2g} at step {group['eta'].iloc[-1]:.2g}"
-        setting = f"M = {SHAPES[0][0]}, d = {SHAPES[0][1]}, {circuit.upper()} factors, t = {TIMES[-1]:g}"
+        setting = f"M = {SHAPES[0][0]}, d = {SHAPES[0][1]}, {str(circuit).upper()} factors, t = {TIMES[-1]:g}"
         statement = "gradient descent is within O(eta) of the flow"
         checks.append(Check(PART, statement, setting, abs(slope - 1), SLOPE, note=note))
     return checks

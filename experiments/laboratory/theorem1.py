@@ -24,6 +24,7 @@ TIMES = np.array([1.0, 100.0, 1e4])
 STARTS = {"CACO": (0.0, 0.0), "CAFO": (0.1, 0.0), "FACO": (0.0, 0.1), "FAFO": (0.1, 0.1)}
 # How far the flow at the paper's sizes is followed, for each r.
 DURATIONS = {0.01: 3e5, 0.1: 1e5, 1.0: 3e4, 10.0: 1e4, 100.0: 3.5e3}
+SCALARS = ("mu_ov", "mu_qk", "alpha")
 SIZES = "m = n = b = K = 2, M = 3"
 
 
@@ -46,25 +47,31 @@ def _start(design: Design, which: str = "CACO") -> Params:
     return on_ansatz(design.directions(), which, mu_ov=mu_ov, mu_qk=mu_qk, dtype=jnp.float64)
 
 
-def _distance(
-    flow: MatrixTrajectory, state: MatchedState, design: Design, *, ov: float = 1.0, gap: float = 1.0
-) -> tuple[float, float]:
-    """(OV, QK) distance of the matrices from the theorem's, relative to those, at the worst time.
+def _alike(design: Design, contexts: int = 192, queries: int = 2) -> Design:
+    """The same distribution as a longer list, with contexts that weigh nothing: lists of one shape share a compilation."""
+    extra = contexts - len(design.y)
 
-    The theorem's matrices are mu_ov / ov times Sbar and mu_qk / gap times D.
+    def longer(part: np.ndarray) -> np.ndarray:
+        return np.concatenate([part, np.repeat(part[:1], extra, 0)])
+
+    return design._replace(
+        X=longer(design.X),
+        x_T=np.repeat(longer(design.x_T), queries // design.x_T.shape[1], 1),
+        y=longer(design.y),
+        weight=np.concatenate([design.weight, np.zeros(extra)]),
+        reflection=np.ones(design.X.shape[-1]) if design.reflection is None else design.reflection,
+    )
+
+
+def _distance(flow: MatrixTrajectory, state: MatchedState, *, ov: float = 1.0, gap: float = 1.0) -> np.ndarray:
+    """Distance of W_OV and W_QK from the theorem's matrices, relative to those, (2, times).
+
+    The theorem's are mu_ov / ov times Sbar and mu_qk / gap times D. What is off the ansatz is orthogonal to it.
     """
-    directions = design.directions()
-    size = {name: np.linalg.norm(direction) for name, direction in directions.items()}
-    # On and off the ansatz are orthogonal, and relative errors of mu keep their digits where mu is small.
-    found = []
-    for name, mu, off, true in (
-        ("ov", flow.mu_ov, flow.off_ov, state.mu_ov / ov),
-        ("qk", flow.mu_qk, flow.off_qk, state.mu_qk / gap),
-    ):
-        # off is relative to the whole matrix, of which mu |direction| is the part on the ansatz.
-        whole = np.abs(mu) * size[name] / np.sqrt(np.maximum(1 - off**2, 1e-30))
-        found.append(float(np.hypot(mu / true - 1, off * whole / (np.abs(true) * size[name])).max()))
-    return found[0], found[1]
+    parts = (flow.mu_ov, state.mu_ov / ov, flow.off_ov), (flow.mu_qk, state.mu_qk / gap, flow.off_qk)
+    return np.array(
+        [np.hypot(mu / true - 1, mu / true * off / np.sqrt(np.maximum(1 - off**2, 1e-30))) for mu, true, off in parts]
+    )
 
 
 def _compare(
@@ -88,32 +95,33 @@ def _compare(
     initial = STARTS[which] if which != "CACO" else None
     ratio = r if true_r is None else true_r
     state = at_time(setting, ratio, times, eta_ov=true_eta, parameterization=which, initial=initial)
-    errors = _distance(flow, state, design, ov=ov, gap=gap)
+    errors = _distance(flow, state, ov=ov, gap=gap).max(1)
     note = f"alpha {flow.alpha[-1]:.4f}, theorem {state.alpha[-1]:.4f}"
     if not expected:
         note += f"; off W_OV {100 * errors[0]:.3g}%, W_QK {100 * errors[1]:.3g}%"
         note += f"; off the ansatz {100 * flow.off_ov[-1]:.3g}%, {100 * flow.off_qk[-1]:.3g}% at the end"
-    value = max(errors) if expected else min(errors)
+    value = float(errors.max() if expected else errors.min())
     return Check(PART, statement, f"{place}, r = {r:g}, t <= {times[-1]:g}", value, EXACT, expected, note)
 
 
 def _exact(quick: bool) -> list[Check]:
     """Designs that satisfy the assumptions, in all four parameterizations."""
     larger = Population(m=2, n=3, b=4, M=3, backgrounds=2)
+    forms = (Parameterization.CACO,) if quick else tuple(Parameterization)
     checks = []
-    for which in Parameterization:
+    for which in forms:
         for r in (1.0,) if quick else (0.1, 1.0, 10.0):
             checks.append(
                 _compare(
                     "Theorem 1 (and its like for factorized circuits) is the flow of all matrices",
                     f"{which}, every sequence of {SIZES}",
-                    Population().enumerated(),
+                    _alike(Population().enumerated()),
                     SMALL,
                     r=r,
                     which=which,
                 )
             )
-    for which in (Parameterization.CACO,) if quick else Parameterization:
+    for which in () if quick else (Parameterization.CACO, Parameterization.FAFO):
         checks.append(
             _compare(
                 "Theorem 1 (and its like for factorized circuits) is the flow of all matrices",
@@ -130,31 +138,31 @@ def _queries() -> list[Check]:
     """Which token asks, and whether it is attended to itself."""
     plus = Setting(3, 2, 2, 3)
     return [
-        _compare("Theorem 1, query S_y / b", SIZES, Population(query="mean").enumerated(), SMALL),
+        _compare("Theorem 1, query S_y / b", SIZES, _alike(Population(query="mean").enumerated()), SMALL),
         _compare(
             "Theorem 1 with m + 1 for m, query S_y / b attends to itself",
             SIZES,
-            Population(query="mean", included=True).enumerated(),
+            _alike(Population(query="mean", included=True).enumerated(), queries=1),
             plus,
         ),
         _compare(
             "Theorem 1 with m + 1 for m, single-token query attends to itself",
             SIZES,
-            Population(included=True).enumerated(),
+            _alike(Population(included=True).enumerated(), queries=1),
             plus,
             expected=False,
         ),
         _compare(
             "Theorem 1, single-token query attends to itself",
             SIZES,
-            Population(included=True).enumerated(),
+            _alike(Population(included=True).enumerated(), queries=1),
             SMALL,
             expected=False,
         ),
         _compare(
             "Theorem 1, query copied from its context",
             SIZES,
-            Population(query="copied").enumerated(),
+            _alike(Population(query="copied").enumerated()),
             SMALL,
             expected=False,
         ),
@@ -169,7 +177,7 @@ def _rescaled() -> list[Check]:
         _compare(
             "Theorem 1 with r / d for r, gap mu_QK / sqrt(d), scores over sqrt(d)",
             SIZES,
-            p.enumerated(),
+            _alike(p.enumerated()),
             SMALL,
             true_r=1 / p.d,
             gap=p.d**-0.5,
@@ -181,7 +189,7 @@ def _rescaled() -> list[Check]:
             _compare(
                 "Theorem 1 with c^2 eta_OV, c^2 r, logits c^2 alpha mu_OV, gap c^4 mu_QK, tokens of norm c",
                 f"{SIZES}, c = {c:g}",
-                Population(norm=c).enumerated(),
+                _alike(Population(norm=c).enumerated()),
                 SMALL,
                 true_r=c**2,
                 true_eta=c**2,
@@ -191,7 +199,11 @@ def _rescaled() -> list[Check]:
         )
     checks.append(
         _compare(
-            "Theorem 1, tokens of norm c", f"{SIZES}, c = 1.5", Population(norm=1.5).enumerated(), SMALL, expected=False
+            "Theorem 1, tokens of norm c",
+            f"{SIZES}, c = 1.5",
+            _alike(Population(norm=1.5).enumerated()),
+            SMALL,
+            expected=False,
         )
     )
     return checks
@@ -200,7 +212,7 @@ def _rescaled() -> list[Check]:
 def _one_hot(r: float) -> Check:
     """Backgrounds without signs, so of non-zero mean: W_QK also falls on them, and the gap has both parts."""
     p = Population(signed=False)
-    design, gain = p.enumerated(), 1 + p.b / p.backgrounds
+    design, gain = _alike(p.enumerated()), 1 + p.b / p.backgrounds
     flow = matrix_flow(design, _start(design), TIMES, eta_qk=r, eta_ov=1.0)
     state = at_time(SMALL, r * gain, TIMES)
     errors = (flow.mu_ov / state.mu_ov - 1, gain * flow.mu_qk / state.mu_qk - 1, flow.alpha / state.alpha - 1)
@@ -218,7 +230,10 @@ def _overlaps() -> list[Check]:
     """Assumption 1 as it reads: tokens of one position are orthonormal over the classes, others are free to overlap."""
     sine = float(np.sin(0.3))
     place = f"{SIZES}, overlap sin 0.3"
-    cross, same = Population(cross_overlap=sine).enumerated(), Population(same_overlap=sine).enumerated()
+    cross, same = (
+        _alike(Population(cross_overlap=sine).enumerated()),
+        _alike(Population(same_overlap=sine).enumerated()),
+    )
     flow = matrix_flow(same, _start(same), TIMES, eta_qk=1.0, eta_ov=1.0)
     true = at_time(SMALL, 1.0, TIMES[-1])
     return [
@@ -252,41 +267,41 @@ def _at_the_papers_sizes() -> list[Check]:
 
 def _samples(quick: bool) -> pd.DataFrame:
     """Training sets of independent sequences at t = 100, r = 1: relative errors against the theorem."""
-    p, t = Population(), TIMES[:2]
+    p, t = Population(), np.array([1.0, 10.0, 100.0])
     true = at_time(SMALL, 1.0, t)
+    sizes = (48, 192) if quick else (48, 192, 768, 3072)
     rows = []
-    for size in (48, 768) if quick else (48, 192, 768, 3072):
+    for size in sizes:
         for seed in range(8):
-            design = p.sample(jax.random.key(seed), size)
+            design = _alike(p.sample(jax.random.key(seed), size), sizes[-1])
             flow = matrix_flow(design, _start(design), t, eta_qk=1.0, eta_ov=1.0)
-            W_OV, W_QK = _distance(
-                MatrixTrajectory(**{name: _last(part) for name, part in flow._asdict().items()}),
-                MatchedState(*(part[-1:] for part in true)),
-                design,
-            )
-            row = {"size": size, "seed": seed}
-            for name in ("mu_ov", "mu_qk", "alpha"):
-                row[name] = abs(float(getattr(flow, name)[-1] / getattr(true, name)[-1]) - 1)
-            rows.append(row | {"W_OV": W_OV, "W_QK": W_QK})
+            W_OV, W_QK = _distance(flow, true)[:, -1]
+            scalars = {name: abs(getattr(flow, name)[-1] / getattr(true, name)[-1] - 1) for name in SCALARS}
+            rows.append({"N": size, "seed": seed, **scalars, "W_OV": W_OV, "W_QK": W_QK})
     return pd.DataFrame(rows)
 
 
-def _last(part: np.ndarray | dict) -> np.ndarray | dict:
-    return jax.tree.map(lambda leaf: leaf[-1:], part)
-
-
 def _sample_checks(samples: pd.DataFrame) -> list[Check]:
-    """The root mean square over seeds falls like the square root of the number of sequences."""
-    checks = []
-    sizes = ", ".join(f"{size}" for size in samples["size"].unique())
-    for name in ("mu_ov", "mu_qk", "alpha", "W_OV", "W_QK"):
-        rms = (samples[name] ** 2).groupby(samples["size"]).mean() ** 0.5
-        slope = fitted_slope(rms.index.to_series(), rms)
-        limit = 0.1 if name.startswith("W") else 0.3
-        note = f"exponent {slope:.3f}; " + ", ".join(f"{value:.2g}" for value in rms)
-        setting = f"{name}, N = {sizes}, eight seeds, t = 100, r = 1"
-        statement = "on N sampled sequences the error falls like 1/sqrt(N)"
-        checks.append(Check(PART, statement, setting, abs(slope + 0.5), limit, note=note))
+    """Root mean squares over seeds.
+
+    On the ansatz every sequence's gradient has the same part along the ansatz, whatever its tokens: what a training set
+    has of its own is orthogonal, of the order of N^-1/2, and moves the scalars in second order.
+    """
+    checks, sizes = [], samples["N"].unique()
+    for name in ("W_OV", "W_QK", *SCALARS):
+        order = 0.5 if name.startswith("W") else 1.0
+        rms = [float(np.sqrt(np.mean(samples.loc[samples["N"] == size, name] ** 2))) for size in sizes]
+        slope = fitted_slope(sizes, rms)
+        checks.append(
+            Check(
+                PART,
+                f"on N sampled sequences the error of {name} falls like N^-{order:g}",
+                f"N = {', '.join(map(str, sizes))}, eight seeds, {SIZES}, t = 100, r = 1",
+                abs(slope + order),
+                0.3 * order,
+                note=f"exponent {slope:.3f}; errors {', '.join(f'{value:.2g}' for value in rms)}",
+            )
+        )
     return checks
 
 
@@ -294,7 +309,7 @@ def _antithetic() -> Check:
     design = Population().antithetic(jax.random.key(0))
     statement = "Theorem 1 is exact on a training set that has each background nu and -nu"
     count = 2 * design.x_T.shape[0] * design.x_T.shape[1]
-    return _compare(statement, f"{count} sequences, Gaussian nu, {SIZES}", design, SMALL)
+    return _compare(statement, f"{count} sequences, Gaussian nu, {SIZES}", _alike(design), SMALL)
 
 
 def _descent(quick: bool) -> pd.DataFrame:

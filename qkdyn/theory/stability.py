@@ -29,11 +29,11 @@ class Amplification(NamedTuple):
 
 
 class BackgroundGrowth(NamedTuple):
-    """Natural logarithms of what a perturbation along a background direction has become; both are 0 at the start.
+    """Natural logarithms, 0 at the start, of a perturbation along a background direction.
 
     Attributes:
-        log_u: ln of its part in W_OV; exp of it is the amplification.
-        log_beta: ln of its part in W_QK, over sqrt(r / b).
+        log_u: of its part in W_OV; exp of it is the amplification.
+        log_beta: of its part in W_QK, over sqrt(r / b).
     """
 
     log_u: Float64[np.ndarray, "..."]
@@ -227,9 +227,8 @@ def _grow_background(curve: Curve, r: float, kappa: float, gain: float) -> tuple
 
     def jacobian(mu: float, state: np.ndarray) -> list[list[float]]:
         rest, grow, damp, share = place(mu, state)
-        bend = rest - 1
-        turn = -grow * (1 - share**2) - damp * bend * share
-        return [[coupling * mu * rest * bend, 0, 0], [-grow * share, 0, grow], [turn, 0, -2 * grow * share - damp]]
+        gap, turn = coupling * mu * rest * (rest - 1), damp * (1 - rest) * share - grow * (1 - share**2)
+        return [[gap, 0.0, 0.0], [-grow * share, 0.0, grow], [turn, 0.0, -2 * grow * share - damp]]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
