@@ -110,7 +110,7 @@ def _order() -> list[Check]:
 
 def _before_saturation() -> list[Check]:
     """While alpha is next to alpha0: mu_OV ~ ln(1 + alpha0^2 t / b) / alpha0 and mu_QK ~ K (1 - alpha0) mu_OV^2 / 2."""
-    a0, r, t = FIG4.alpha0, 1e-4, 1e12
+    a0, r, t = FIG4.alpha0, 1e-5, 1e12
     state = at_time(FIG4, r, t)
     mu = math.log1p(a0**2 * t / FIG4.b) / a0
     half = r * (FIG4.M - 1) / (2 * FIG4.M * FIG4.b)
