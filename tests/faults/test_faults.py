@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -38,6 +39,12 @@ def checkpointed(folder):
     return lambda: any((folder / "checkpoints" / "checkpoints").glob("*/manifest.json"))
 
 
+def resumed(said):
+    """Whether a sweep went on from a checkpoint: the first thing that a new one says is of 25 steps of 8 runs."""
+    first = re.search(r"([\d,]+) run-steps", said)
+    return first is not None and int(first[1].replace(",", "")) > 25 * 8 and "warning" not in said
+
+
 def test_twenty_kills_leave_no_trace(tmp_path, whole):
     met = kill_at_random(tmp_path / "killed", 20, seed=int(os.environ.get("KILL_SEED", "1")))
     assert sum(met.values()) == 20 and met["training"] > 0, met
@@ -53,8 +60,7 @@ def test_asked_to_end_it_saves_says_so_and_goes_on(number, tmp_path, whole):
     assert process.returncode == 75
     assert err.splitlines()[-1] == f"interrupted by {number.name}: saved; the same command goes on from here"
     assert "Traceback" not in err
-    finish(tmp_path)
-    assert same(whole, tmp_path)
+    assert resumed(finish(tmp_path)) and same(whole, tmp_path)
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused_and_the_first_goes_on(tmp_path, whole):
@@ -130,8 +136,7 @@ def test_two_processes_give_the_bits_of_one_and_resume_each_other(tmp_path, whol
     asked.send_signal(signal.SIGTERM)
     _, err = asked.communicate(timeout=120)
     assert asked.returncode == 75 and "saved; the same command goes on" in err, err
-    finish(tmp_path / "mixed")
-    assert same(whole, tmp_path / "mixed")
+    assert resumed(finish(tmp_path / "mixed")) and same(whole, tmp_path / "mixed")
 
     alone = start(tmp_path / "other")
     wait_for(checkpointed(tmp_path / "other"))
@@ -139,8 +144,8 @@ def test_two_processes_give_the_bits_of_one_and_resume_each_other(tmp_path, whol
     alone.communicate(timeout=60)
     assert alone.returncode == 75
     both = two(tmp_path / "other")
-    assert both.communicate(timeout=240) and both.returncode == 0
-    assert same(whole, tmp_path / "other")
+    _, err = both.communicate(timeout=240)
+    assert both.returncode == 0 and resumed(err) and same(whole, tmp_path / "other")
 
 
 @pytest.mark.parametrize("victim", [0, 1])

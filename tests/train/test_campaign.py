@@ -1,10 +1,13 @@
 """A sweep with a store: resumed, extended, regrouped and refused; always the bits of one that was never interrupted."""
 
+import dataclasses
+import functools
 import json
 import signal
 
 import jax
 import numpy as np
+import optax
 import pytest
 from test_sweep import RATES, TASK, starts, sweep
 
@@ -63,6 +66,30 @@ def test_checkpoints_come_when_due_and_go_when_a_part_is_done(tmp_path, whole, m
     assert checkpoint.numbers(tmp_path / "checkpoints") == [] and len(list((tmp_path / "parts").glob("*.npz"))) == 2
 
 
+def test_after_a_restart_checkpoints_are_numbered_on(tmp_path, whole, monkeypatch):
+    interrupted_after(3, tmp_path, every=0.0)
+    newest, _ = checkpoint.numbers(tmp_path / "checkpoints")
+    saved, real = [], checkpoint.save
+    monkeypatch.setattr(checkpoint, "save", lambda *a, **k: saved.append(a[1]) or real(*a, **k))
+    ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path, every=0.0)})
+    assert ds.identical(whole) and saved[0] == newest + 1
+
+
+def test_a_checkpoint_is_due_by_a_clock_that_only_goes_forward(tmp_path, monkeypatch):
+    store = open_store(tmp_path, {}, every=10.0)
+    begun = store._saved
+    monkeypatch.setattr("time.time", lambda: pytest.fail("a clock that may jump"))
+    monkeypatch.setattr(checkpoint, "save", lambda *a, **k: None)
+
+    def due(after):
+        monkeypatch.setattr("time.monotonic", lambda: begun + after)
+        return store.due()
+
+    assert not due(9.0) and due(10.5) and due(17.0)
+    store.save({}, {})
+    assert not due(26.0) and due(27.5)
+
+
 def test_a_larger_grid_trains_only_what_is_new(tmp_path, monkeypatch):
     sweep(plan=PLAN, r=(0.5,), seeds=(0, 3), how={"store": store_in(tmp_path)})
     trained = []
@@ -118,6 +145,34 @@ def test_what_decides_the_bits_decides_the_key(tmp_path):
     assert len(list((tmp_path / "parts").glob("*.npz"))) == before + 2
 
 
+def test_all_that_decides_the_bits_and_only_that_is_in_the_key():
+    start = starts()["CACO"]
+
+    def key(job=None, initial=start, of=None, **change):
+        return campaign._key(dataclasses.replace(job or _job(), **change), initial, of or _run())
+
+    def other(seed):
+        return jax.tree.map(lambda leaf: leaf + np.float32(seed), start)
+
+    momentum = functools.partial(optax.sgd, momentum=0.5)
+    keys = [
+        key(),
+        key(task=dataclasses.replace(TASK, batch=24)),
+        key(plan=dataclasses.replace(PLAN, block=4)),
+        key(base=optax.adam),
+        key(base=momentum),
+        key(base=functools.partial(optax.sgd, momentum=0.9)),
+        key(exact=False),
+        key(initial=jax.tree.map(lambda leaf: leaf + np.float32(1), start)),
+        key(initial=other),
+        key(initial=lambda seed: other(2 * seed)),
+        key(of=_run().replace(eta_ov=np.full(1, 0.1, "f4"))),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key() == key(plan=dataclasses.replace(PLAN, chunk=99))
+    assert key() == key(of=_run().replace(r=np.full(1, 9, "f4"), seed=np.full(1, 9, "i4"), sampled=np.ones(1, bool)))
+
+
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
     store_in(tmp_path / "checkpoints", plan={"max_steps": 10}, rate=1.0)
     with pytest.raises(ConflictError, match=r"another configuration \(plan.max_steps: 10 there, 20 here\).*--fresh"):
@@ -139,7 +194,7 @@ def test_differences_are_named_by_their_path():
 
 def test_a_state_of_another_shape_is_not_taken():
     state = campaign.start_runs(starts()["CACO"], _run(), _job())
-    arrays = flat({"state": state})
+    arrays = checkpoint.flat({"state": state})
     arrays["state/params/ov/W_OV"] = arrays["state/params/ov/W_OV"].astype(np.float16)
     with pytest.raises(CheckpointError, match=r"array state/params/ov/W_OV is float16\[1, 3, 10\], expected float32"):
         campaign._restore(state, arrays, "there")
@@ -187,13 +242,20 @@ def test_a_failed_checkpoint_is_said_and_the_run_goes_on(tmp_path, whole, monkey
     assert ds.identical(whole)
 
 
-def test_signals_are_noted_once_and_handlers_restored():
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_noted_once_and_handlers_restored(number):
+    def handlers():
+        return [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
+
+    before = handlers()
     with on_request() as request:
-        assert request.name is None
-        signal.raise_signal(signal.SIGTERM)
-        assert request.name == "SIGTERM" and signal.getsignal(signal.SIGTERM) == before
-    assert signal.getsignal(signal.SIGTERM) == before
+        assert request.name is None and not set(handlers()) & set(before)
+        signal.raise_signal(number)
+        assert request.name == number.name and handlers() == before
+    assert handlers() == before
+    with pytest.raises(KeyError), on_request():
+        raise KeyError
+    assert handlers() == before
 
 
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path):

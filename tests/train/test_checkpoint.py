@@ -133,6 +133,32 @@ def test_a_full_disk_leaves_the_older_ones(folder, monkeypatch):
     assert checkpoint.load_newest(folder)[1] == {"number": 3} and not (folder / "4").exists()
 
 
+def test_a_save_that_fails_at_its_end_leaves_the_older_ones(folder, monkeypatch):
+    def fail(*what):
+        raise OutputError("no space for the manifest")
+
+    monkeypatch.setattr(checkpoint, "write_text", fail)
+    with pytest.raises(OutputError, match=r"cannot write checkpoint .*4: no space for the manifest; free some space"):
+        checkpoint.save(folder, 4, arrays(), {})
+    assert checkpoint.numbers(folder) == [3, 2]
+
+
+def test_ten_is_newer_than_nine(folder):
+    for number in (9, 10, 11):
+        checkpoint.save(folder, number, {"n": np.arange(3)}, {"number": number})
+    assert checkpoint.numbers(folder) == [11, 10] and checkpoint.load_newest(folder)[1] == {"number": 11}
+
+
+def test_a_removal_that_is_killed_leaves_nothing_that_looks_whole(folder, monkeypatch):
+    def killed(*what, **how):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("shutil.rmtree", killed)
+        checkpoint.clear(folder)
+    assert checkpoint.numbers(folder) == [3, 2] and checkpoint.load_newest(folder)[1] == {"number": 2}
+
+
 def test_structures_are_compared_by_name_shape_and_dtype():
     one = {"W": np.zeros((2, 3), np.float32)}
     checkpoint.check_structure(one, one, "here")

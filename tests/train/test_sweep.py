@@ -12,6 +12,9 @@ from helpers import compilations
 from qkdyn.circuits import init_params, on_ansatz
 from qkdyn.errors import InputError, RangeError
 from qkdyn.tasks.orthogonal import OrthogonalTask
+from qkdyn.train import engine
+from qkdyn.train.engine import Job
+from qkdyn.train.probe import AnsatzProbe
 from qkdyn.train.state import Plan, Status
 from qkdyn.train.store import open_store
 from qkdyn.train.sweep import Grid, run_sweep
@@ -82,6 +85,21 @@ def test_each_seed_may_have_a_start_of_its_own(tmp_path):
     assert more.alpha.values.tobytes() == both.alpha.values.tobytes()
 
 
+def test_time_at_a_level_is_its_step_times_the_rate():
+    ds = sweep(parameterizations=("FACO",), plan=dataclasses.replace(PLAN, losses=(0.8,), stop_loss=0.8))
+    steps = ds.matched_t.isel(level=0) / RATES["FACO"]  # a run ends at the step after the crossing
+    assert ((ds.last_step - 1 < steps) & (steps <= ds.last_step)).all()
+
+
+def test_every_seed_must_start_above_the_levels():
+    def initial(seed):
+        return on_ansatz(TASK.directions(), "FACO", mu_ov=20.0 * (seed == 3), mu_qk=2.0)
+
+    grid = Grid(r=(1.0,), seeds=(0, 3), parameterizations=("FACO",))
+    with pytest.raises(RangeError, match="below the loss at the start of FACO, got 0.8"):
+        run_sweep(TASK, grid, PLAN, eta_ov=RATES, initial={"FACO": initial}, on_chunk=lambda *a: pytest.fail("trained"))
+
+
 def test_the_axes_are_what_they_are_called():
     ds = sweep(designs=("balanced", "sampled"), seeds=(0, 1))
     end = ds.matched_alpha.isel(parameterization=0, level=1)
@@ -125,14 +143,18 @@ def test_any_block_holds_any_grid(block):
     np.testing.assert_allclose(ds.alpha, reference.alpha, rtol=1e-5)
 
 
-def test_runs_that_end_early_leave_the_blocks():
-    active = []
+def test_runs_that_end_early_leave_the_blocks(monkeypatch):
+    active, blocks, real = [], [], engine.advance_block
+    monkeypatch.setattr(engine, "advance_block", lambda *a, **k: blocks.append(len(active)) or real(*a, **k))
     sweep(
         r=(0.01, 100.0),
-        seeds=(0, 1, 2),
+        seeds=(0, 1, 2, 3),
         on_chunk=lambda form, s: active.append(int((s.status == Status.running).sum())),
     )
-    assert active == sorted(active, reverse=True) and active[-1] == 0 and any(0 < a < 6 for a in active)
+    assert active == sorted(active, reverse=True) and active[-1] == 0 and any(0 < a <= 6 for a in active)
+    # Six runs at once, three on each of two devices: two rounds for eight, one for what is left of them.
+    chunks = len(active) - 1  # the last word is of the ended whole
+    assert [blocks.count(k) for k in range(chunks)] == [-(-a // 6) for a in [8, *active[: chunks - 1]]]
 
 
 def test_a_diverged_run_is_marked_and_leaves_the_others_to_the_bit():
@@ -220,6 +242,12 @@ def test_a_run_has_the_same_bits_in_any_place_of_any_grid():
     small = sweep(parameterizations=("FACO",), r=(2.0, 0.5), seeds=(3,))
     large = sweep(parameterizations=("FACO",), r=(0.1, 0.5, 2.0, 7.0), seeds=(1, 2, 3), designs=("balanced", "sampled"))
     assert large.sel(r=[2.0, 0.5], seed=[3], design=["sampled"]).identical(small)
+
+
+def test_without_the_promise_each_device_takes_all_its_runs_in_few_sizes():
+    jobs = {exact: Job(TASK, AnsatzProbe(TASK), PLAN, exact=exact) for exact in (True, False)}
+    assert [jobs[True].block(active, 2) for active in (1, 40, 1000)] == [3, 3, 3]
+    assert [jobs[False].block(active, 2) for active in (1, 8, 9, 40, 64, 65)] == [3, 4, 8, 32, 32, 64]
 
 
 def test_the_mode_without_the_promise_agrees_to_rounding():
