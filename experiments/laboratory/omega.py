@@ -25,7 +25,7 @@ def run(quick: bool) -> tuple[list[Check], dict[str, pd.DataFrame]]:
     """Omega against its Kronecker form, its flow against that of the factors, and both against descent.
 
     Returns:
-        The checks, and "descent": the error of gradient descent at each step, by circuit.
+        The checks, and "omega_descent": the error of gradient descent at each step, by circuit.
     """
     checks, descent = [], pd.DataFrame()
     for M, d in SHAPES:
@@ -37,7 +37,7 @@ def run(quick: bool) -> tuple[list[Check], dict[str, pd.DataFrame]]:
         checks += [*_unbalanced(loss, params, f"M = {M}, d = {d}"), *_rates(loss, params, f"M = {M}, d = {d}")]
         if (M, d) == SHAPES[0]:
             descent = _descent(loss, params, quick)
-    return checks + _descent_checks(descent), {"descent": descent}
+    return checks + _descent_checks(descent), {"omega_descent": descent}
 
 
 def _kronecker(M: int, d: int) -> Check:

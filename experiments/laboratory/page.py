@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from experiments.laboratory.check import Check
 
 PICTURES = {
-    "omega": (
-        "descent.png",
-        "Distance of gradient descent from the flows against the learning rate: slope one is O(eta).",
+    "theorem 1": (
+        "convergence.png",
+        "What falls like the step (drift of the conserved quantities, distance of descent from the flows) and like N^-1/2.",
     ),
-    "theorem 1": ("finite.png", "Distance from the scalars against the number of training sequences: slope -1/2."),
     "instabilities": (
         "instabilities.png",
-        "How far a disturbance has grown when the loss reaches a level, by the theory.",
+        "How far a disturbance has grown at a matched loss, by the theory; above the lines rounding has reached the circuits.",
     ),
     "scalars": ("start_scale.png", "Attention at loss 0.1 against the scale at which factorized circuits start."),
     "lemma 3": ("bounds.png", "Both circuits (black) between Lemma 3's bounds (grey) and the sharp bounds (coloured)."),

@@ -103,6 +103,93 @@ def draw_random_start(frame: "pandas.DataFrame") -> "matplotlib.figure.Figure":
     return figure
 
 
+# What falls with what, in which table: title, column of x, columns of y, columns that tell lines apart, expected slope.
+FALLS = {
+    "drift": ("conserved quantities", "eta", ("drift",), ("M", "circuit"), 1.0),
+    "omega_descent": ("descent against the factors' flow", "eta", ("error",), ("circuit",), 1.0),
+    "descent": ("descent against Theorem 1", "eta", ("W_OV", "W_QK"), (), 1.0),
+    "samples": ("training sets of N sequences", "N", ("W_OV", "W_QK"), (), -0.5),
+}
+MARKS = ("o", "s", "^", "v", "D", "x")
+
+
+def draw_convergence(tables: "Mapping[str, pandas.DataFrame]") -> "matplotlib.figure.Figure":
+    """What falls like a power of the step or of the number of sequences, a panel a table: medians, and the slope dashed."""
+    present = {name: spec for name, spec in FALLS.items() if name in tables}
+    figure = canvas.new_figure(3.3 * len(present) + 0.4, 3.6)
+    grid = figure.subplots(1, len(present), squeeze=False)
+    for axes, (name, (title, x, ys, groups, slope)) in zip(grid[0], present.items(), strict=True):
+        frame = tables[name]
+        check_frame(frame, key=(x, *groups, *(["seed"] if "seed" in frame else [])), numbers=ys, source=name, do=DO)
+        canvas.style(axes)
+        parts = frame.groupby(list(groups), sort=False) if groups else [((), frame)]
+        lines = [(key, y, part.groupby(x)[y].median()) for key, part in parts for y in ys]
+        for mark, (key, y, line) in zip(MARKS * len(lines), lines, strict=False):
+            label = " ".join(f"{g} {k}" if g == "M" else f"{k}" for g, k in zip(groups, key, strict=True)) or y
+            axes.plot(line.index, line.to_numpy(), marker=mark, markersize=4, linewidth=1.2, label=label)
+        first = lines[0][2]
+        at = first.index.to_numpy(np.float64)
+        axes.plot(
+            at,
+            first.to_numpy()[0] * 1.6 * (at / at[0]) ** slope,
+            color=canvas.INK,
+            linestyle=canvas.DASHES,
+            linewidth=1,
+        )
+        axes.set(xscale="log", yscale="log", title=title, xlabel="learning rate" if x == "eta" else x)
+        limits = canvas.log_limits((float(at.min()), float(at.max())), 0.08)
+        axes.set_xlim(limits)
+        canvas.log_ticks(axes.xaxis, limits)
+        axes.title.set_fontsize(9.5)
+        axes.legend(frameon=False, fontsize=7.5)
+    grid[0, 0].set_ylabel("relative difference", fontsize=9)
+    figure.suptitle("What must fall falls; dashed: slope 1 in the learning rate, -1/2 in N", fontsize=11.5)
+    return figure
+
+
+def draw_instabilities(tables: "Mapping[str, pandas.DataFrame]") -> "matplotlib.figure.Figure":
+    """How far disturbances have grown at a loss: along background directions, and inside a class, against the ratio."""
+    background, competition = tables["background"], tables["competition"]
+    check_frame(
+        background, key=("r", "directions"), positive=("r",), numbers=("log_amplification",), source="background", do=DO
+    )
+    key = ("parameterization", "loss", "r")
+    check_frame(competition, key=key, positive=("r",), numbers=("log_delta",), source="competition", do=DO)
+    loss = float(competition["loss"].max())
+    panels = {
+        "along background directions": ("directions", "log_amplification", background),
+        f"inside a class, at loss {loss:g}": (
+            "parameterization",
+            "log_delta",
+            competition[competition["loss"] == loss],
+        ),
+    }
+    figure = canvas.new_figure(8.6, 3.9)
+    grid = figure.subplots(1, 2, sharey=True, squeeze=False)
+    for axes, (title, (group, y, frame)) in zip(grid[0], panels.items(), strict=True):
+        canvas.style(axes)
+        for mark, (name, part) in zip(MARKS, frame.groupby(group, sort=False), strict=False):
+            some = f"{name} direction{'s' * (name != 1)}" if group == "directions" else f"{name}"
+            axes.plot(part["r"], part[y], marker=mark, markersize=4, linewidth=1.4, label=some)
+        for digits, height in (("float64", 36.8), ("float32", 16.1)):
+            axes.axhline(height, color=canvas.INK, linewidth=0.9, linestyle=canvas.DASHES)
+            axes.annotate(
+                f"rounding of {digits} is at 1",
+                (1, height),
+                (0, 3),
+                ("axes fraction", "data"),
+                "offset points",
+                fontsize=7,
+                ha="right",
+            )
+        axes.set(xscale="log", yscale="symlog", title=title, xlabel=canvas.RATIO_LABEL)
+        axes.title.set_fontsize(9.5)
+        axes.legend(frameon=False, fontsize=7.5)
+    grid[0, 0].set_ylabel("ln of the amplification", fontsize=9)
+    figure.suptitle("What leaves the scalars: disturbances that grow", fontsize=11.5)
+    return figure
+
+
 DRAWINGS: dict[str, Callable[[Any], "matplotlib.figure.Figure"]] = {
     "bounds": draw_bounds,
     "start_scale": draw_start_scale,
@@ -117,4 +204,8 @@ def draw_laboratory(tables: "Mapping[str, pandas.DataFrame]", folder: str | Path
         InputError: a table is not what the laboratory writes. OutputError: a file cannot be written.
     """
     figures = {name: draw(tables[name]) for name, draw in DRAWINGS.items() if name in tables}
+    if any(name in tables for name in FALLS):
+        figures["convergence"] = draw_convergence(tables)
+    if "background" in tables and "competition" in tables:
+        figures["instabilities"] = draw_instabilities(tables)
     return [canvas.save(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
