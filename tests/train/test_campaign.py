@@ -54,7 +54,7 @@ def test_resumed_is_uninterrupted_to_the_bit(chunks, max_runs, tmp_path, whole):
     ds = sweep(
         plan=PLAN, parameterizations=("FACO", "CACO"), how=how, on_chunk=lambda form, now: seen.append(now.step.max())
     )
-    assert ds.identical(whole) and seen[0] > 0
+    assert ds.identical(whole) and seen[0] > PLAN.chunk  # further than a first chunk takes it
 
 
 def test_checkpoints_come_when_due_and_go_when_a_part_is_done(tmp_path, whole, monkeypatch):
@@ -132,6 +132,7 @@ def test_a_part_whose_numbers_were_changed_is_found(tmp_path):
     np.savez(part, **arrays)
     with pytest.warns(OutputWarning, match="its checksum is not that of its name"):
         assert store_in(tmp_path).parts(part.name.rsplit("-", 1)[0]) == []
+    assert not part.exists()
 
 
 def test_what_decides_the_bits_decides_the_key(tmp_path):
@@ -223,6 +224,13 @@ def test_runs_that_fit_follow_from_what_one_needs(monkeypatch):
     assert campaign.fitting_runs(_job(), starts()["CACO"]) == PLAN.block
     with pytest.raises(InputError, match="max_runs must be an integer >= 1, got 0"):
         campaign.Campaign(_job(), max_runs=0)
+
+
+def test_groups_are_as_large_as_fits_unless_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "fitting_runs", lambda job, initial: 3)
+    for told, parts in ((None, 2), (1, 4)):
+        sweep(plan=PLAN, how={"store": store_in(tmp_path / str(told)), "max_runs": told})
+        assert len(list((tmp_path / str(told) / "parts").glob("*.npz"))) == parts
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path, whole, monkeypatch):
