@@ -1,7 +1,7 @@
 """Small random starts: how well the scalars predict training from them, and how attention depends on their scale."""
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -84,14 +84,16 @@ def _predicted(r: np.ndarray, losses: np.ndarray, form: str, initial: tuple[floa
 def _checks(frame: "pd.DataFrame") -> list[Check]:
     """One check for each parameterization and scale: the largest relative error of attention, averaged over seeds."""
     checks = []
-    for (form, sigma), part in frame.groupby(["parameterization", "sigma"], sort=False):  # pyright: ignore
+    groups: Any = frame.groupby(["parameterization", "sigma"], sort=False)
+    for (form, sigma), part in groups:
         cells = part.groupby(["r", "loss"])[["alpha", "alpha_theory"]].mean()
-        error = np.abs(cells["alpha"] / cells["alpha_theory"] - 1)
-        worst = error.idxmax()
-        each = np.abs(part["alpha"] / part["alpha_theory"] - 1).max()
-        where = f"worst at r = {worst[0]:g}, loss {worst[1]:g}; worst single seed {each:.1%}"  # pyright: ignore
-        if part["alpha"].isna().any():
-            where += f"; {int(part['alpha'].isna().sum())} of {len(part)} levels not reached"
+        error = (cells["alpha"] / cells["alpha_theory"] - 1).abs()
+        r, loss = error.idxmax()
+        each = (part["alpha"] / part["alpha_theory"] - 1).abs().max()
+        where = f"worst at r = {r:g}, loss {loss:g}; worst single seed {each:.1%}"
+        missing = int(part["alpha"].isna().sum())
+        if missing:
+            where += f"; {missing} of {len(part)} levels not reached"
         statement = "The scalars, begun at the effective start, give attention at matched loss within 10%"
         checks.append(Check(PART, statement, f"{form}, sigma = {sigma:g}", float(error.max()), LIMIT, True, where))
     return checks

@@ -1,7 +1,7 @@
 """The arms of Figure 2: which runs there are under each protocol, and where they start."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -135,9 +135,10 @@ def as_written() -> tuple[Arm, ...]:
 def controlled(scales: Sequence[float] = (1.0, 0.01), epochs: int = 1200) -> tuple[Arm, ...]:
     """All four parameterizations from one function at two scales, one length and law, eta_OV = 0.1, r = 0.1, 1, 10, 40.
 
-    Up to 300,000 steps; a run ends when an epoch's mean loss is 0.005.
+    Up to 300,000 steps; a run ends when an epoch's mean loss is 0.005. The larger ratios once more at a tenth of both rates,
+    so that what the step does can be told from what the ratio does.
     """
-    return tuple(
+    usual = tuple(
         Arm(
             f"{form}-{scale:g}",
             form,
@@ -155,3 +156,5 @@ def controlled(scales: Sequence[float] = (1.0, 0.01), epochs: int = 1200) -> tup
         for scale in scales
         for form in ("FAFO", "CAFO", "FACO", "CACO")
     )
+    slow: dict[str, Any] = {"eta_ov": 0.01, "multipliers": (10.0, 40.0)}
+    return usual + tuple(replace(arm, name=f"{arm.name}-slow", **slow) for arm in usual if arm.scale == scales[0])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 DPI = 140
 INK, GRID = "#222222", "#dddddd"
+# Okabe and Ito's colours, for things that have no order.
+CATEGORIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 # More ratios than this are told apart by a colour bar, not by names.
 NAMED = 8
 DASHES = (0, (4, 2))

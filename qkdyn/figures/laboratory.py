@@ -18,6 +18,12 @@ CIRCUIT_COLOURS = {"mu_ov": "#0072b2", "mu_qk": "#d55e00"}
 DO = "give the tables of experiments.theory"
 
 
+def _limits(frame: "pandas.DataFrame", column: str, margin: float) -> tuple[float, float]:
+    """Limits of a logarithmic axis for a positive column."""
+    values = frame[column].to_numpy(np.float64)
+    return canvas.log_limits((float(values.min()), float(values.max())), margin)
+
+
 def draw_bounds(frame: "pandas.DataFrame") -> "matplotlib.figure.Figure":
     """Both circuits over time, a column for each r: the value, Lemma 3's bounds and the sharp bounds."""
     sides = ("lower", "upper", "sharp_lower", "sharp_upper")
@@ -25,7 +31,7 @@ def draw_bounds(frame: "pandas.DataFrame") -> "matplotlib.figure.Figure":
     ratios = sorted(set(frame["r"]))
     figure = canvas.new_figure(2.6 * len(ratios) + 0.6, 5.6)
     grid = figure.subplots(len(CIRCUIT_COLOURS), len(ratios), sharex=True, sharey="row", squeeze=False)
-    limits = canvas.log_limits((float(frame["t"].min()), float(frame["t"].max())), 0.01)
+    limits = _limits(frame, "t", 0.01)
     for row, (quantity, colour) in zip(grid, CIRCUIT_COLOURS.items(), strict=True):
         values = frame.loc[frame["quantity"] == quantity, ["value", *sides]].to_numpy(np.float64)
         heights = canvas.log_limits(canvas.span(values, positive=True) or (0.1, 1.0), 0.02)
@@ -60,7 +66,7 @@ def draw_start_scale(frame: "pandas.DataFrame") -> "matplotlib.figure.Figure":
         for form, colour in colours.items():
             own = frame.loc[(frame["parameterization"] == form) & (frame["r"] == r), :].sort_values("scale")
             axes.plot(own["scale"], own["alpha"], color=colour, linewidth=2.4, label=form)
-        limits = canvas.log_limits((float(frame["scale"].min()), float(frame["scale"].max())), 0.02)
+        limits = _limits(frame, "scale", 0.02)
         axes.set(xscale="log", xlim=limits, ylim=(-0.03, 1.03), title=f"r = {r:g}")
         axes.set_xlabel("start of each factorized circuit", fontsize=9)
         canvas.log_ticks(axes.xaxis, limits)
@@ -77,7 +83,7 @@ def draw_random_start(frame: "pandas.DataFrame") -> "matplotlib.figure.Figure":
     check_frame(frame, key=key, positive=("sigma", "r", "loss"), numbers=numbers, source="random_start", do=DO)
     forms = [form for form in ORDER if form in set(frame["parameterization"])]
     losses, ratios = sorted(set(frame["loss"]), reverse=True), sorted(set(frame["r"]))
-    limits = canvas.log_limits((float(frame["sigma"].min()), float(frame["sigma"].max())), 0.06)
+    limits = _limits(frame, "sigma", 0.06)
     figure = canvas.new_figure(2.9 * len(forms) + 0.6, 2.5 * len(losses) + 1.0)
     grid = figure.subplots(len(losses), len(forms), sharex=True, sharey=True, squeeze=False)
     for row, loss in zip(grid, losses, strict=True):
@@ -122,11 +128,11 @@ def draw_convergence(tables: "Mapping[str, pandas.DataFrame]") -> "matplotlib.fi
         frame = tables[name]
         check_frame(frame, key=(x, *groups, *(["seed"] if "seed" in frame else [])), numbers=ys, source=name, do=DO)
         canvas.style(axes)
-        parts = frame.groupby(list(groups), sort=False) if groups else [((), frame)]
+        parts: Any = frame.groupby(list(groups), sort=False) if groups else [((), frame)]
         lines = [(key, y, part.groupby(x)[y].median()) for key, part in parts for y in ys]
-        for mark, (key, y, line) in zip(MARKS * len(lines), lines, strict=False):
+        for mark, colour, (key, y, line) in zip(MARKS, canvas.CATEGORIES, lines, strict=False):
             label = " ".join(f"{g} {k}" if g == "M" else f"{k}" for g, k in zip(groups, key, strict=True)) or y
-            axes.plot(line.index, line.to_numpy(), marker=mark, markersize=4, linewidth=1.2, label=label)
+            axes.plot(line.index, line.to_numpy(), color=colour, marker=mark, markersize=4, linewidth=1.2, label=label)
         first = lines[0][2]
         at = first.index.to_numpy(np.float64)
         axes.plot(
@@ -155,7 +161,7 @@ def draw_instabilities(tables: "Mapping[str, pandas.DataFrame]") -> "matplotlib.
     )
     key = ("parameterization", "loss", "r")
     check_frame(competition, key=key, positive=("r",), numbers=("log_delta",), source="competition", do=DO)
-    loss = float(competition["loss"].max())
+    loss = float(competition["loss"].to_numpy(np.float64).max())
     panels = {
         "along background directions": ("directions", "log_amplification", background),
         f"inside a class, at loss {loss:g}": (
@@ -168,9 +174,9 @@ def draw_instabilities(tables: "Mapping[str, pandas.DataFrame]") -> "matplotlib.
     grid = figure.subplots(1, 2, sharey=True, squeeze=False)
     for axes, (title, (group, y, frame)) in zip(grid[0], panels.items(), strict=True):
         canvas.style(axes)
-        for mark, (name, part) in zip(MARKS, frame.groupby(group, sort=False), strict=False):
+        for mark, colour, (name, part) in zip(MARKS, canvas.CATEGORIES, frame.groupby(group, sort=False), strict=False):
             some = f"{name} direction{'s' * (name != 1)}" if group == "directions" else f"{name}"
-            axes.plot(part["r"], part[y], marker=mark, markersize=4, linewidth=1.4, label=some)
+            axes.plot(part["r"], part[y], color=colour, marker=mark, markersize=4, linewidth=1.4, label=some)
         for digits, height in (("float64", 36.8), ("float32", 16.1)):
             axes.axhline(height, color=canvas.INK, linewidth=0.9, linestyle=canvas.DASHES)
             axes.annotate(
