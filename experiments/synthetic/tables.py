@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from qkdyn.metrics.dtap import mean_and_std
+from qkdyn.theory.landscape import landscape
 
 MEANS = ("distinct", "query", "loss", "training_loss", "accuracy", "confidence", "acmc", "steps")
 
@@ -24,14 +25,28 @@ def runs_frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
 
 
 def matched_frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """One row for each run and level that it reached."""
+    """One row for each run and level that it reached, with what the scalars say where both circuits are collapsed."""
     rows = [
         {"arm": record["arm"]["name"], "parameterization": record["arm"]["form"], "scale": record["arm"]["scale"]}
         | line
+        | {"scalars": scalars(record["arm"], line["multiplier"], line["level"])}
         for record in records
         for line in record["matched"]
     ]
     return pd.DataFrame(rows)
+
+
+def scalars(arm: dict[str, Any], r: float, loss: float) -> float:
+    """Attention at a loss by Theorem 1's scalars from zero, for collapsed circuits; NaN for the others.
+
+    What the theory covers is put into the ratio: one-hot backgrounds (K = b = 10, so r (1 + b/K) = 2 r) and scores over
+    sqrt(50) (r/50). What it does not cover: a query that is attended to and tells the class by itself, counts that vary
+    from sequence to sequence, unequal weights within a class, 46 ids that are never labels (all 50 count as classes).
+    """
+    if arm["form"] != "CACO":
+        return float("nan")
+    m = (arm["length"] - 2) * 5.5 / 15.5
+    return float(landscape(2 * r / 50, loss, odds=m / (arm["length"] - 1 - m), M=50, b=10).alpha)
 
 
 def percent(record: dict[str, Any], multiplier: float) -> np.ndarray:
@@ -91,9 +106,8 @@ def show(records: Sequence[dict[str, Any]]) -> None:
     if not len(frame):
         return
     levels = sorted(set(frame["level"]), reverse=True)
-    out = Table(
-        title="Attention on the class's own tokens / on the query's id at matched evaluation loss, mean over seeds"
-    )
+    title = "Attention on the class's own tokens / on the query's id [by the scalars] at matched loss, mean over seeds"
+    out = Table(title=title)
     for name in ("arm", "QK x", *(f"loss {level:g}" for level in levels)):
         out.add_column(name, justify="left" if name == "arm" else "right")
     for key, part in frame.groupby(["arm", "multiplier"], sort=False):
@@ -102,9 +116,10 @@ def show(records: Sequence[dict[str, Any]]) -> None:
         for level in levels:
             own = part.loc[part["level"] == level, :]
             some = f" ({len(own)})" if 0 < len(own) < len(set(part["seed"])) else ""
-            cells.append(
-                f"{own['distinct'].mean():.3f} / {own['query'].mean():.3f}{some}" if len(own) else "not reached"
-            )
+            said = own["scalars"].mean() if len(own) else np.nan
+            theory = f" [{said:.3f}]" if np.isfinite(said) else ""
+            seen = f"{own['distinct'].mean():.3f} / {own['query'].mean():.3f}{theory}{some}"
+            cells.append(seen if len(own) else "not reached")
         out.add_row(arm, f"{multiplier:g}", *cells)
     console.print(out)
 

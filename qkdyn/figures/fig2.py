@@ -83,18 +83,18 @@ def _heatmap(axes: "matplotlib.axes.Axes", record: Record, multiplier: float) ->
 
 
 def draw_matched_arms(records: Sequence[Record]) -> "matplotlib.figure.Figure":
-    """Attention on the class's own tokens (lines) and on the query's id (dashes) against loss, a row for each scale."""
+    """Attention on the class's own tokens and (dashed) on the query's id against loss, a row for each start and rate."""
     records = [record for record in records if record["matched"]]
-    scales = sorted({record["arm"]["scale"] for record in records}, reverse=True)
+    rows = sorted({(record["arm"]["eta_ov"], record["arm"]["scale"]) for record in records}, reverse=True)
     forms = list(dict.fromkeys(record["arm"]["form"] for record in records))
     ratios = sorted({r for record in records for r in record["arm"]["multipliers"]})
-    figure = canvas.new_figure(3.0 * len(forms) + 0.6, 2.9 * len(scales) + 1.0)
-    grid = figure.subplots(len(scales), len(forms), sharex=True, sharey=True, squeeze=False)
+    figure = canvas.new_figure(3.0 * len(forms) + 0.6, 2.9 * len(rows) + 1.0)
+    grid = figure.subplots(len(rows), len(forms), sharex=True, sharey=True, squeeze=False)
     losses = [line["evaluation"] for record in records for line in record["trace"]]
     limits = canvas.log_limits(canvas.span(np.array(losses), positive=True) or (0.01, 4.0), 0.02)
     for record in records:
         arm = record["arm"]
-        axes = grid[scales.index(arm["scale"]), forms.index(arm["form"])]
+        axes = grid[rows.index((arm["eta_ov"], arm["scale"])), forms.index(arm["form"])]
         canvas.style(axes)
         for r, colour in zip(ratios, canvas.ratio_colours(ratios), strict=True):
             _curves(axes, [line for line in record["trace"] if line["multiplier"] == r], colour)
@@ -105,8 +105,8 @@ def draw_matched_arms(records: Sequence[Record]) -> "matplotlib.figure.Figure":
         axes.set_title(canvas.panel_title(form), fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("evaluation loss (falls to the right)", fontsize=8.5)
-    for row, scale in zip(grid, scales, strict=True):
-        row[0].set_ylabel(f"attention, start x{scale:g}", fontsize=9)
+    for row, (eta_ov, scale) in zip(grid, rows, strict=True):
+        row[0].set_ylabel(f"attention; start x{scale:g},\n" + rf"$\eta_{{OV}}$ = {eta_ov:g}", fontsize=9)
     title = "Attention on the class's own tokens (lines: seeds)\nand on the query's id (dashed) as the loss falls"
     figure.suptitle(title, fontsize=11)
     canvas.ratio_key(figure, grid, ratios, theory=True, dashes="on the query's id")
