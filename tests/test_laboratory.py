@@ -5,13 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from experiments.laboratory import identities, instabilities, omega, theorem1
+from experiments import theory
+from experiments.laboratory import identities, instabilities, lemma3, omega, random_start, scalars, theorem1
 from experiments.laboratory.check import Check
+from qkdyn import results
+from qkdyn.errors import InputError, OutputError
+
+PARTS = [identities, omega, theorem1, instabilities, scalars, lemma3, random_start]
 
 
-@pytest.mark.parametrize(
-    "part", [identities, omega, theorem1, instabilities], ids=lambda part: part.__name__.split(".")[-1]
-)
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__.split(".")[-1])
 def test_every_statement_comes_out_as_it_ought_to(part):
     checks, tables = part.run(True)
     assert not [check for check in checks if check.holds != check.expected]
@@ -41,3 +44,35 @@ def test_a_check_in_words(value, expected, verdict):
     check = Check("part", "statement", "setting", value, 1e-12, expected)
     assert check.verdict == verdict
     assert check.holds == verdict.startswith("holds")
+
+
+def test_the_command_writes_a_page_and_draws_it_again(tmp_path, capsys):
+    assert theory.main(["--quick", "--parts", "lemma3", "--out", str(tmp_path)]) == 0
+    names = {"checks.csv", "bounds.csv", "bounds.png", "theory.md", "run.json"}
+    assert {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")} == names
+    assert results.verify(tmp_path) == []
+    page = (tmp_path / "theory.md").read_text()
+    assert "| Lemma 3, eq. (26) |" in page and "](bounds.png)" in page and "0 of all against expectation" in page
+    picture = (tmp_path / "bounds.png").read_bytes()
+    assert theory.main(["--draw-only", "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "bounds.png").read_bytes() == picture
+    assert "lemma 3" in capsys.readouterr().out
+
+
+def test_a_statement_against_expectation_is_the_exit_status(tmp_path, monkeypatch, capsys):
+    wrong = Check("lemma 3", "it holds", "somewhere", 1.0, 0.5)
+    monkeypatch.setitem(theory.PARTS, "lemma3", lambda quick: ([wrong], {}))
+    assert theory.main(["--quick", "--parts", "lemma3", "--out", str(tmp_path)]) == 1
+    assert "does not hold (UNEXPECTED)" in (tmp_path / "theory.md").read_text()
+    assert "it holds [somewhere]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("parts, told", [(("lemma4",), "one of identities, omega"), (("lemma3", "lemma3"), "distinct")])
+def test_unknown_parts_are_refused(parts, told):
+    with pytest.raises(InputError, match=told):
+        theory.Config(parts=parts)
+
+
+def test_nothing_to_draw_is_said(tmp_path):
+    with pytest.raises(OutputError, match="there is no such file"):
+        theory.main(["--draw-only", "--out", str(tmp_path)])

@@ -37,8 +37,7 @@ def run(quick: bool) -> tuple[list[Check], dict[str, pd.DataFrame]]:
     background, rounding, competition = _background_table(), _rounding_table(), _competition_table()
     checks = [*_rates(quick), *_background_growth(), *_rounding(background, competition)]
     if not quick:
-        checks += _left_alone()
-    checks += _competition_growth(quick)
+        checks += [*_left_alone(), *_competition_growth()]
     return checks, {"background": background, "rounding": rounding, "competition": competition}
 
 
@@ -215,18 +214,17 @@ def _odd(design: Design, b: int) -> np.ndarray:
     return rows[0 : M * b : b] - rows[1 : M * b : b]
 
 
-def _competition_growth(quick: bool) -> list[Check]:
+def _competition_growth() -> list[Check]:
     """Two tokens of a class, by matrix flow, at two losses.
 
     All tokens of the class are in every context, or in blocks of their own: then the linear equations are exact.
     """
     losses = np.array([0.4, 0.1])
     small = Population(m=2, n=4, b=2, M=3, query="mean")
-    cases = [(small, which, (0.1, 1.0, 10.0)) for which in (("CACO",) if quick else STARTS)]
-    if not quick:
-        blocks = Population(m=2, n=4, b=4, M=3, query="mean")
-        paper = Population(m=5, n=50, b=50, M=5, backgrounds=25, query="mean")
-        cases += [(blocks, "FAFO", (1.0,)), (paper, "CACO", (1.0, 10.0))]
+    blocks = Population(m=2, n=4, b=4, M=3, query="mean")
+    paper = Population(m=5, n=50, b=50, M=5, backgrounds=25, query="mean")
+    cases = [(small, which, (0.1, 1.0, 10.0)) for which in STARTS]
+    cases += [(blocks, "FAFO", (1.0,)), (paper, "CACO", (1.0, 10.0))]
     checks = []
     for p, which, ratios in cases:
         setting, design = Setting(p.m, p.n, p.b, p.M), p.balanced()

@@ -29,8 +29,8 @@ FULL = (
     Plan(losses=(0.5, 0.1, 0.01), max_steps=30_000, records=20),
 )
 QUICK = (
-    (0.1, 1.0),
-    Grid(r=(1.0,), seeds=(0, 1), designs=("balanced",), parameterizations=("FAFO", "CACO")),
+    (0.3, 1.0),
+    Grid(r=(1.0,), seeds=(0, 1), designs=("balanced",), parameterizations=("FAFO",)),
     Plan(losses=(0.5,), stop_loss=0.5, max_steps=8_000, records=20),
 )
 # Attention that the scalars predict within this counts as predicted.

@@ -34,9 +34,9 @@ def run(quick: bool) -> tuple[list[Check], dict[str, pd.DataFrame]]:
     Returns:
         The checks and the tables "samples" (errors of training sets by size and seed) and "descent" (by step).
     """
-    checks = [*_exact(quick), *_queries(), *_rescaled(), *_overlaps()]
+    checks = [*_exact(quick), *_rescaled(), *_overlaps()]
     if not quick:
-        checks += _at_the_papers_sizes()
+        checks += [*_queries(), *_at_the_papers_sizes()]
     samples, descent = _samples(quick), _descent(quick)
     checks += [*_sample_checks(samples), _antithetic(), *_descent_checks(descent)]
     return checks, {"samples": samples, "descent": descent}
