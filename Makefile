@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig4 theory bench test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 theory bench test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,12 @@ step-size: $(READY)  ## show that descent approaches the theory like O(eta); res
 
 bench: $(READY)  ## measure speed, memory and checkpoints against baselines; results/bench
 	$(BIN)/python -m benchmarks $(ARGS)
+
+fig2: $(READY)  ## Figure 2 under a protocol: ARGS="--protocol as_coded|as_written|controlled"
+	$(BIN)/python -m experiments.fig2_parameterizations $(ARGS)
+
+fig3: $(READY)  ## Figure 3: the output-value circuit under fixed attention, with and without biases; results/fig3
+	$(BIN)/python -m experiments.fig3_fixed_attention $(ARGS)
 
 fig4: $(READY)  ## the scalar dynamics of Figure 4, in closed form and integrated; results/fig4_growth
 	$(BIN)/python -m experiments.fig4_growth $(ARGS)

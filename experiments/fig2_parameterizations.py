@@ -5,7 +5,6 @@ Time:     about twenty minutes a protocol on two cores; --quick under 45 s. Fini
 Expect:   as_coded: the published heat maps; controlled: from one start, the same four side by side, at matched loss.
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -17,19 +16,17 @@ import pandas as pd
 import tyro
 
 from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
+from experiments.synthetic.records import ArmOptions, RecordPlace
 from experiments.synthetic.tables import arms_frame, matched_frame, runs_frame, show
 from experiments.synthetic.train import train_arm
 from qkdyn.config import as_dict, digest, main_guard, parse
-from qkdyn.errors import ConflictError, InputError, OutputError, reject
+from qkdyn.errors import OutputError, reject
 from qkdyn.figures.fig2 import draw_fig2
 from qkdyn.files import prepare_folder, write_text
-from qkdyn.progress import track
 from qkdyn.results import manifest, retract, write_manifest
-from qkdyn.results.provenance import source_state
 from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
 from qkdyn.train.lock import lock
-from qkdyn.train.store import differences, open_store
 
 
 @dataclass(frozen=True)
@@ -62,33 +59,18 @@ PROTOCOLS = {
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ArmOptions):
     """How it is run; no result depends on it."""
 
     protocol: str = "as_coded"
     """One of: as_coded, as_written, controlled, quick."""
-    quick: bool = False
-    """Short for --protocol quick."""
     arms: tuple[str, ...] = ()
     """Only these arms; default all of the protocol."""
-    out: Path | None = None
-    """Folder for the results; default results/fig2/<protocol>, or results/quick/fig2 for the quick protocol."""
-    draw_only: bool = False
-    """Redraw from the records in `out`; train nothing."""
-    fresh: bool = False
-    """Forget what `out` holds of these arms, and train them anew."""
-    checkpoint_seconds: float = 30.0
-    """Seconds between checkpoints."""
-
-    def __post_init__(self) -> None:
-        if self.out is not None and self.out == Path() and not self.out.name:
-            raise InputError("out must name a folder, not the current one; leave it out for the default")
 
     @property
     def folder(self) -> Path:
-        """Where the results go."""
-        name = "quick/fig2" if self.quick or self.protocol == "quick" else f"fig2/{self.protocol}"
-        return (self.out or Path("results") / name).absolute()
+        """Where the results go: default results/fig2/<protocol>, or results/quick/fig2."""
+        return (self.out or Path("results") / ("quick/fig2" if self.is_quick else f"fig2/{self.protocol}")).absolute()
 
 
 def chosen(config: Config, names: Sequence[str]) -> list[Arm]:
@@ -104,57 +86,26 @@ def chosen(config: Config, names: Sequence[str]) -> list[Arm]:
     return [known[name] for name in names or known]
 
 
-def read_record(folder: Path, arm: Arm, evaluation: int) -> dict[str, Any] | None:
-    """The record of a finished arm; None where there is none.
-
-    Raises:
-        ConflictError: it is that of other settings; the message shows the difference. OutputError: it cannot be read.
-    """
-    path = folder / "arms" / f"{arm.name}.json"
-    if not path.exists():
-        return None
-    try:
-        record = json.loads(path.read_text())
-        theirs = record["arm"] | {"evaluation": record["evaluation"]}
-        keys = [record[name] for name in ("digest", "runs", "matched", "trace")]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise OutputError(f"cannot read {path} ({type(error).__name__}: {error}); remove it, or --fresh") from error
-    if lines := differences(theirs, as_dict(arm) | {"evaluation": evaluation}):
-        text = (
-            f"{path} is the record of other settings ({'; '.join(lines)}); take another --out, or --fresh to forget it"
-        )
-        raise ConflictError(text)
-    if keys[0] != digest(arm):
-        raise ConflictError(f"{path} has the digest of other settings; remove it, or --fresh")
-    return record
+def place(folder: Path, arm: Arm, evaluation: int) -> RecordPlace:
+    """Where the record of an arm is."""
+    parts = ("runs", "matched", "trace")
+    return RecordPlace(folder, arm.name, as_dict(arm), digest(arm), parts, {"evaluation": evaluation})
 
 
-def train(config: Config, arms: Sequence[Arm], options: Options) -> list[dict[str, Any]]:
-    """The records of all arms; those that are not there yet are trained, each written as soon as it is finished."""
-    folder, records = options.folder, []
-    for arm in arms:
-        if not options.fresh:
-            read_record(folder, arm, config.evaluation)
-    (folder / "arms").mkdir(exist_ok=True)
+def train(config: Config, arms: Sequence[Arm], options: Options) -> None:
+    """Have a record of each arm; those that are not there yet are trained."""
+    places = [place(options.folder, arm, config.evaluation) for arm in arms]
+    if not options.fresh:
+        for known in places:
+            known.read()
     with on_request() as request:
-        for arm in arms:
-            record = None if options.fresh else read_record(folder, arm, config.evaluation)
-            if record is None:
-                home = folder / "checkpoints" / arm.name
-                store = open_store(home, as_dict(arm), fresh=options.fresh, every=options.checkpoint_seconds)
-                begun = time.monotonic()
-                with track(f"fig2 {arm.name}") as update:
-                    record = train_arm(arm, config.evaluation, store, request, update)
-                record |= {"wall_seconds": round(time.monotonic() - begun, 1), "source": source_state()}
-                write_text(folder / "arms" / f"{arm.name}.json", json.dumps(record, separators=(",", ":")) + "\n")
-                store.forget()
-            records.append(record)
-    return records
+        for arm, own in zip(arms, places, strict=True):
+            own.take_up(options, lambda store, update: train_arm(arm, config.evaluation, store, request, update))  # noqa: B023
 
 
 def finished(config: Config, folder: Path) -> list[dict[str, Any]]:
     """The records that are there, in the protocol's order."""
-    found = (read_record(folder, arm, config.evaluation) for arm in config.trained)
+    found = (place(folder, arm, config.evaluation).read() for arm in config.trained)
     return [record for record in found if record is not None]
 
 

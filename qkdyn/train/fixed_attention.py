@@ -72,6 +72,11 @@ def start_fixed(runs: FixedRun, *, factorized: bool, bias: bool) -> FixedState:
     return FixedState(params=params, step=np.zeros(len(runs.seed), np.int32))
 
 
+def beside(alpha: Any, offset: Any) -> Any:
+    """The sum alpha + offset; where that is above 1, and so no attention, alpha - offset."""
+    return jnp.where(alpha + offset > 1, alpha - offset, alpha + offset)
+
+
 def mixed(task: TokensTask, tally: Tally, alpha: Array | float) -> Float[Array, "V N"]:
     """The attended mean of each sequence: alpha spread over its tokens above id 9, 1 - alpha over all others, query included.
 
@@ -94,21 +99,31 @@ def fixed_loss(params: dict[str, Array], task: TokensTask, tally: Tally, alpha: 
     return -(label * jax.nn.log_softmax(x, 0)).sum() / x.shape[1]
 
 
-def _fresh(state: FixedState, run: FixedRun, task: TokensTask, fresh: int, offsets: tuple[float, ...]) -> Array:
-    """Losses on fresh batches at alpha plus each offset, each with batches of its own (offset,)."""
-    key = data_key(run.seed, state.step)
+def _fresh(
+    state: FixedState, run: FixedRun, task: TokensTask, fresh: int, offsets: tuple[float, ...], paired: bool
+) -> Float[Array, " offset"]:
+    """Losses on fresh batches at `beside(alpha, offset)` for each offset: on the same ones, or each on batches of its own."""
+    key, count = data_key(run.seed, state.step), len(offsets)
+    shifted = beside(run.alpha, jnp.array(offsets))
 
-    def one(number: Array) -> Array:
-        def at(place: int, offset: float) -> Array:
-            tally = task.tally(task.words(jax.random.fold_in(key, number * len(offsets) + place)))
-            return fixed_loss(state.params, task, tally, run.alpha + offset)
+    def words(number: Array | int) -> Array:
+        return task.words(jax.random.fold_in(key, number))
 
-        return jnp.stack([at(place, offset) for place, offset in enumerate(offsets)])
+    def add(carry: Any, number: Array) -> tuple[Any, None]:
+        total, ahead, tally = carry
+        if paired:
+            losses = jnp.stack([fixed_loss(state.params, task, tally, shifted[i]) for i in range(count)])
+        else:
+            own = number % count
+            losses = fixed_loss(state.params, task, tally, shifted[own]) * (jnp.arange(count) == own)
+        # Drawn ahead for the same reason as in `update` below.
+        return (total + losses, words(number + 2), task.tally(ahead)), None
 
-    return jax.lax.scan(lambda total, i: (total + one(i), None), jnp.zeros(len(offsets)), jnp.arange(fresh))[0] / fresh
+    start = jnp.zeros(count), words(1), task.tally(words(0))
+    return jax.lax.scan(add, start, jnp.arange(fresh if paired else fresh * count))[0][0] / fresh
 
 
-@functools.partial(jax.jit, static_argnames=("task", "epochs", "batches", "fresh", "offsets", "mesh"))
+@functools.partial(jax.jit, static_argnames=("task", "epochs", "batches", "fresh", "offsets", "paired", "mesh"))
 def _advance_block(
     states: FixedState,
     runs: FixedRun,
@@ -118,6 +133,7 @@ def _advance_block(
     batches: int,
     fresh: int,
     offsets: tuple[float, ...],
+    paired: bool,
     mesh: Mesh,
 ) -> tuple[FixedState, Array]:
     def chunk(state: FixedState, run: FixedRun) -> tuple[FixedState, Array]:
@@ -129,14 +145,14 @@ def _advance_block(
             return (params, step + 1, task.words(data_key(run.seed, step + 2)), task.tally(words)), None
 
         def epoch(state: FixedState, _: None) -> tuple[FixedState, Array]:
-            losses = _fresh(state, run, task, fresh, offsets)
+            losses = _fresh(state, run, task, fresh, offsets, paired)
             first, second = (task.words(data_key(run.seed, state.step + ahead)) for ahead in (0, 1))
             carry = state.params, state.step, second, task.tally(first)
             (params, step, _, _), _ = jax.lax.scan(update, carry, length=batches)
             return FixedState(params=params, step=step), losses
 
         state, losses = jax.lax.scan(epoch, state, length=epochs)
-        last = _fresh(state, run, task, fresh, offsets)
+        last = _fresh(state, run, task, fresh, offsets, paired)
         return state, jnp.concatenate([losses, last[None, :]])
 
     def local(states: FixedState, runs: FixedRun) -> tuple[FixedState, Array]:
@@ -155,6 +171,7 @@ def advance_fixed(
     batches: int,
     fresh: int,
     offsets: tuple[float, ...] = (0.0, 0.005),
+    paired: bool = True,
 ) -> tuple[FixedState, np.ndarray]:
     """Train all runs by SGD for `epochs` epochs of `batches` updates.
 
@@ -165,7 +182,8 @@ def advance_fixed(
         epochs: epochs to take.
         batches: updates of an epoch.
         fresh: batches that each loss is the mean over.
-        offsets: the losses are taken at alpha plus each of these, on batches of their own, parameters being the same.
+        offsets: the losses are taken at `beside(alpha, offset)` for each of these, parameters being the same.
+        paired: on the same batches at every offset; otherwise each offset has batches of its own, as in the notebook.
 
     Returns:
         The states, on the host, and losses (N, epochs + 1, offset): before the first epoch and after each.
@@ -178,6 +196,6 @@ def advance_fixed(
     if len(states.step) != len(runs.seed):
         raise InputError(f"states and runs must be equally many, got {len(states.step)} and {len(runs.seed)}")
     program = functools.partial(
-        _advance_block, task=task, epochs=epochs, batches=batches, fresh=fresh, offsets=tuple(offsets)
+        _advance_block, task=task, epochs=epochs, batches=batches, fresh=fresh, offsets=tuple(offsets), paired=paired
     )
     return by_blocks(program, states, runs)

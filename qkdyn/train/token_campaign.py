@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from qkdyn.train.tokens import Measure, TokenRun, TokenState, advance_tokens
 
 # Updates of one run between two returns to the host: a few seconds for forty runs.
 CHUNK_STEPS = 5_000
+States = TypeVar("States")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TokenCampaign:
         found = self.store.newest(key) if self.store else None
         records: dict[str, np.ndarray] = {}
         if found:
-            states, records = _restore(found[0], states)
+            states, records = restore(found[0], states)
         while (done := next((r.shape[1] for r in records.values()), 0)) < self.epochs and not states.stopped.all():
             active = np.flatnonzero(~states.stopped)
             some, new = advance_tokens(
@@ -87,11 +88,7 @@ class TokenCampaign:
             states = jax.tree.map(lambda whole, part: _with_rows(whole, active, part), states, some)  # noqa: B023
             records = _extend(records, new, active, len(states.step))
             on_chunk(states, records)
-            stop = bool(self.request and self.request.name)
-            if self.store and (stop or self.store.due()):
-                self.store.save(flat({"state": states, "records": records}), {"key": key})
-            if stop:
-                raise Interrupted(self.request.name)  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
+            keep(states, records, key, self.store, self.request)
         return states, records
 
 
@@ -117,7 +114,23 @@ def _extend(
     return out
 
 
-def _restore(arrays: dict[str, np.ndarray], like: TokenState) -> tuple[TokenState, dict[str, np.ndarray]]:
+def keep(
+    states: Any, records: dict[str, np.ndarray], key: str, store: Store | None, request: Request | None = None
+) -> None:
+    """Save states and records under `key` where that is due, or asked for by a signal.
+
+    Raises:
+        Interrupted: a signal was noted; all is saved.
+    """
+    asked = request.name if request else None
+    if store and (asked or store.due()):
+        store.save(flat({"state": states, "records": records}), {"key": key})
+    if asked:
+        raise Interrupted(asked)
+
+
+def restore(arrays: dict[str, np.ndarray], like: States) -> tuple[States, dict[str, np.ndarray]]:
+    """States and records from what `keep` saved; raises CheckpointError unless the states are as those of `like`."""
     wanted = flat({"state": like})
     check_structure({n: a for n, a in arrays.items() if n.startswith("state/")}, wanted, "the checkpoint")
     prefix = "records/"

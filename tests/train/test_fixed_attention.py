@@ -58,12 +58,24 @@ def test_training_is_sgd_on_the_batches_of_seed_and_step(factorized, bias):
     for number in range(40):
         params = step(params, number)
     assert max_difference(take(states.params, 1), params) < 1e-4 and (states.step == 40).all()
-    # Before, between and after; at alpha and, on other batches, a little above.
+    # Before, between and after.
     assert losses.shape == (2, 3, 2) and (losses[:, 2] < losses[:, 0]).all()
-    # Loss on batches of its own: three at each offset.
-    keys = [jax.random.fold_in(data_key(6, 40), 2 * i) for i in range(3)]
-    expected = np.mean([fixed_loss(params, TASK, drawn(key), 0.9) for key in keys])
-    np.testing.assert_allclose(losses[1, 2, 0], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_losses_are_taken_on_the_same_batches_or_each_on_its_own_and_never_above_all_attention(paired):
+    runs = fixed_runs([5, 6], [0.3, 1.0], eta=0.5)
+    starts = start_fixed(runs, factorized=True, bias=True)
+    _, losses = advance_fixed(
+        starts, runs, TASK, epochs=1, batches=1, fresh=3, offsets=(0.0, 0.005, 0.01), paired=paired
+    )
+    for run, (seed, alpha) in enumerate([(5, (0.3, 0.305, 0.31)), (6, (1.0, 0.995, 0.99))]):
+        for place, at in enumerate(alpha):
+            numbers = range(3) if paired else range(place, 9, 3)
+            tallies = [drawn(jax.random.fold_in(data_key(seed, 0), number)) for number in numbers]
+            params = jax.tree.map(jnp.asarray, take(starts.params, run))
+            expected = np.mean([fixed_loss(params, TASK, tally, at) for tally in tallies])
+            np.testing.assert_allclose(losses[run, 0, place], expected, rtol=1e-6)
 
 
 def test_a_run_has_the_same_bits_beside_any_others_and_however_it_is_cut():
