@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
-from qkdyn import counts
 from qkdyn.attention import cross_entropy
 from qkdyn.circuits import Params, parameterization_of
 from qkdyn.errors import InputError, check_count, check_positive, reject
-from qkdyn.tasks.tokens import COMMON, VOCABULARY, Tally, TokenBatch, TokensTask
+from qkdyn.tasks.tokens import VOCABULARY, Tally, TokenBatch, TokensTask
 from qkdyn.train.engine import RUNS, _put, _take
 from qkdyn.train.processes import to_host
 from qkdyn.train.step import data_key
+from qkdyn.train.token_probe import apply
 from qkdyn.train.tokens_gradient import join, loss_and_gradient, split
 
 # Runs advanced together on a device: few enough for their parameters to stay in a core's cache.
@@ -119,13 +119,7 @@ def start_tokens(params: Params) -> TokenState:
 
 def batch_loss(params: Params, batch: TokenBatch) -> Float[Array, ""]:
     """Training loss of one batch: cross entropy over the whole vocabulary, scores scaled by 1/sqrt(50)."""
-    logits, _ = counts.forward(params, *_attended(batch), scale=VOCABULARY**-0.5)
-    return cross_entropy(logits, batch.y)
-
-
-def _attended(batch: TokenBatch) -> tuple[Array, Array, Array]:
-    E = jnp.eye(VOCABULARY)
-    return E, batch.counts, E[batch.query]
+    return cross_entropy(apply(params, batch)[0], batch.y)
 
 
 def reference(params: Params, tally: Tally, task: TokensTask) -> tuple[Float[Array, ""], Params]:
@@ -275,20 +269,3 @@ def by_blocks(program: Callable[..., tuple[Any, Any]], states: Any, runs: Any, b
         _put(states, group, to_host(advanced))
         records.append(jax.tree.map(lambda leaf: leaf[: group.size], to_host(record)))  # noqa: B023
     return states, jax.tree.map(lambda *parts: np.concatenate(parts), *records)
-
-
-@functools.partial(jax.jit, static_argnames=("batches", "task"))
-def evaluate(
-    params: Params, key: Key[Array, ""], batches: int, task: TokensTask
-) -> tuple[Float[Array, " sequences"], Float[Array, " sequences"]]:
-    """Attention on the ids above 9, and probability of the label, of each of `batches` x `task.batch` fresh sequences."""
-
-    def one(number: Array) -> tuple[Array, Array]:
-        batch = task.batch_of(jax.random.fold_in(key, number))
-        logits, attention = counts.forward(params, *_attended(batch), scale=VOCABULARY**-0.5)
-        probability = jnp.take_along_axis(jax.nn.softmax(logits), batch.y[:, None], -1)[:, 0]
-        return attention[:, COMMON:].sum(-1), probability
-
-    with jax.default_matmul_precision("highest"):
-        mass, probability = jax.lax.map(one, jnp.arange(batches))
-    return mass.ravel(), probability.ravel()

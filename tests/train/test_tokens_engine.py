@@ -11,11 +11,11 @@ from qkdyn.circuits import Parameterization, init_params, torch_uniform
 from qkdyn.errors import InputError
 from qkdyn.tasks.tokens import TokensTask
 from qkdyn.train.step import data_key
+from qkdyn.train.token_probe import evaluate
 from qkdyn.train.tokens import (
     RESET,
     advance_tokens,
     batch_loss,
-    evaluate,
     reference,
     sgd,
     start_tokens,
@@ -175,13 +175,14 @@ def test_measures_are_taken_at_the_end_of_each_epoch():
 def test_evaluation_is_attention_on_distinct_ids_and_the_label_probability():
     task = TokensTask(length=12, batch=64, gamma=0.5)
     params = row(initial("FAFO", 1, 5.0), 0)
-    mass, probability = evaluate(params, jax.random.key(5), 3, task)
+    found = evaluate(params, jax.random.key(5), 3, task)
+    mass, probability = found.distinct, found.probability
     assert mass.shape == probability.shape == (3 * task.batch,)
     batch = task.batch_of(jax.random.fold_in(jax.random.key(5), 2))
     np.testing.assert_allclose(-np.log(probability[-task.batch :]).mean(), batch_loss(params, batch), rtol=1e-5)
     # Without a query-key circuit attention is uniform.
     flat = {"qk": jax.tree.map(jnp.zeros_like, params["qk"]), "ov": params["ov"]}
-    mass, _ = evaluate(flat, jax.random.key(5), 3, task)
+    mass = evaluate(flat, jax.random.key(5), 3, task).distinct
     share = batch.counts[:, 10:].sum(1) / (task.length - 1)
     np.testing.assert_allclose(mass[-task.batch :], share, atol=1e-6)
 
