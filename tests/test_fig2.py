@@ -101,10 +101,10 @@ def test_the_protocols_are_as_specified():
 
 def test_the_controlled_protocol_starts_all_four_as_one_function():
     arms = controlled()
-    assert len(arms) == 12 and sum(arm.multipliers == (0.1, 1.0, 10.0, 40.0) for arm in arms) == 8
+    assert len(arms) == 14 and sum(arm.multipliers == (0.1, 1.0, 10.0, 40.0) for arm in arms) == 8
     assert {arm.eta_ov for arm in arms if arm.name.endswith("slow")} == {0.01}
     for scale in (1.0, 0.01):
-        flat = [collapse(arm.start(7)) for arm in arms if arm.scale == scale]
+        flat = [collapse(arm.start(7)) for arm in arms if arm.scale == scale and arm.qk == "common"]
         for other in flat[1:]:
             for circuit, name in (("qk", "W_QK"), ("ov", "W_OV")):
                 np.testing.assert_allclose(other[circuit][name], flat[0][circuit][name], atol=1e-6 * scale)

@@ -136,7 +136,8 @@ def controlled(scales: Sequence[float] = (1.0, 0.01), epochs: int = 1200) -> tup
     """All four parameterizations from one function at two scales, one length and law, eta_OV = 0.1, r = 0.1, 1, 10, 40.
 
     Up to 300,000 steps; a run ends when an epoch's mean loss is 0.005. The larger ratios once more at a tenth of both rates,
-    so that what the step does can be told from what the ratio does.
+    so that what the step does can be told from what the ratio does; and the notebook's panel g with its length or its law
+    changed to the paper's, one at a time.
     """
     usual = tuple(
         Arm(
@@ -157,4 +158,6 @@ def controlled(scales: Sequence[float] = (1.0, 0.01), epochs: int = 1200) -> tup
         for form in ("FAFO", "CAFO", "FACO", "CACO")
     )
     slow: dict[str, Any] = {"eta_ov": 0.01, "multipliers": (10.0, 40.0)}
-    return usual + tuple(replace(arm, name=f"{arm.name}-slow", **slow) for arm in usual if arm.scale == scales[0])
+    slower = tuple(replace(arm, name=f"{arm.name}-slow", **slow) for arm in usual if arm.scale == scales[0])
+    g = next(arm for arm in as_coded() if arm.name == "g")
+    return (*usual, *slower, replace(g, name="g-length", length=64), replace(g, name="g-law", gamma=GAMMA))
