@@ -15,7 +15,7 @@ from qkdyn.errors import ConflictError, InputError, Interrupted, OutputError
 from qkdyn.figures.fig3 import draw_fig3
 from qkdyn.tasks.tokens import TokensTask
 from qkdyn.train import fixed_campaign
-from qkdyn.train.fixed_attention import fixed_runs, start_fixed
+from qkdyn.train.fixed_attention import advance_fixed, fixed_runs, start_fixed
 from qkdyn.train.interrupt import Request
 from qkdyn.train.store import open_store
 
@@ -93,7 +93,7 @@ def test_a_signal_and_a_second_start_change_no_bit(tiny, tmp_path):
             with pytest.raises(Interrupted):
                 fixed_campaign.finish_fixed(starts, runs, fig3.TASK, "k", store=store, request=request, **how)
         ends.append(fixed_campaign.finish_fixed(starts, runs, fig3.TASK, "k", store=store, **how))
-    assert trees_equal(*ends)
+    assert trees_equal(*ends) and trees_equal(ends[0], advance_fixed(starts, runs, fig3.TASK, **how))
 
 
 def test_the_incentive_is_a_derivative_from_the_side_of_attentions(tiny, monkeypatch):
