@@ -46,7 +46,14 @@ def draw_fig3(records: Sequence[Record], published: Sequence[Published], path: s
             for _, _, alpha, epoch, value in (p for p in published if p[:2] == (quantity, form)):
                 if alpha in colours and epoch <= epochs and own:
                     axes.plot(
-                        epoch, value, "o", markersize=4.5, color=colours[alpha], markeredgecolor=canvas.INK, zorder=4
+                        epoch,
+                        value,
+                        "o",
+                        markersize=4.5,
+                        color=colours[alpha],
+                        markeredgecolor=canvas.INK,
+                        zorder=4,
+                        clip_on=False,
                     )
             axes.set(xscale="log", xlim=(1, last))
             canvas.log_ticks(axes.xaxis, (1.0, last))
