@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from qkdyn.errors import RangeError, reject
-from qkdyn.theory.setting import Reals, check_array, check_factor, check_ratio, check_together
+from qkdyn.errors import LARGEST_COUNT, RangeError, reject
+from qkdyn.theory.setting import Numeric, Reals, check_array, check_factor, check_ratio, check_together, margin_at
 
 ROUNDS, SETTLED = 60, 1e-9
 
@@ -33,8 +33,8 @@ def landscape(r: Reals, loss: Reals, *, odds: Reals, M: Reals, b: Reals) -> Land
         r: learning-rate ratio eta_qk / eta_ov.
         loss: stop loss in nats, between 0 and ln M.
         odds: m / n, class tokens over background tokens of a context.
-        M: classes, at least 2.
-        b: tokens of a class, at least 1.
+        M: classes, from 2 to 10^15.
+        b: tokens of a class, from 1 to 10^15.
 
     Returns:
         Landscape of the broadcast shape.
@@ -43,7 +43,7 @@ def landscape(r: Reals, loss: Reals, *, odds: Reals, M: Reals, b: Reals) -> Land
         InputError: a value is not allowed, or the shapes do not broadcast. RangeError: a loss outside (0, ln M).
     """
     ratio, losses = check_ratio(r), check_array("loss", loss, positive=True)
-    sizes = check_factor("odds", odds), check_array("M", M), check_array("b", b)
+    sizes = check_factor("odds", odds), *(check_array(n, v, most=float(LARGEST_COUNT)) for n, v in (("M", M), ("b", b)))
     for name, value, least in (("M", sizes[1], 2), ("b", sizes[2], 1)):
         if (value < least).any():
             reject(name, float(value.min()), f">= {least}")
@@ -54,15 +54,14 @@ def landscape(r: Reals, loss: Reals, *, odds: Reals, M: Reals, b: Reals) -> Land
         at = np.argmax((losses >= highest).ravel())
         allowed = f"below ln M = {highest.ravel()[at]:.9g}, where training starts"
         reject("loss", float(losses.ravel()[at]), allowed, error=RangeError)
-    # ln of the quotient would lose a small margin, the quotient itself overflows for a large one: losses end at 1e-300.
-    margin = np.log((classes - 1) / np.expm1(losses))
-    half = ratio * (classes - 1) / (2 * classes * own) * margin**2
+    margin = margin_at(losses, classes - 1)
+    half = np.asarray(ratio * (classes - 1) / (2 * classes * own) * margin**2)
     q = _gap(share, half)
     rest = 1 / (1 + share * np.exp(q))
-    return Landscape(margin / (1 - rest), q, 1 - rest)
+    return Landscape(*map(np.asarray, (margin / (1 - rest), q, 1 - rest)))
 
 
-def _gap(odds: np.ndarray, half: np.ndarray) -> np.ndarray:
+def _gap(odds: np.ndarray, half: np.ndarray) -> Numeric:
     """The root q of 2 ln alpha(q) + ln G(q) = ln half."""
     # Above the root of G(q) = half, and from there by the chord of a convex function below it: alpha < 1 puts q still higher.
     above = np.minimum(half / (1 + odds), np.log1p(half / odds))

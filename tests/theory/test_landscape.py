@@ -29,6 +29,12 @@ def test_all_settings_at_once():
             np.testing.assert_allclose(found.alpha[i, j], exact, rtol=1e-12)
 
 
+def test_one_setting_gives_arrays_of_no_dimension():
+    found = landscape(1.0, 0.1, odds=0.1, M=5, b=50)
+    assert all(isinstance(part, np.ndarray) and part.shape == () for part in found)
+    np.testing.assert_allclose(found.alpha, at_loss(Setting(1, 10, 50, 5), 1.0, 0.1).alpha, rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     "changed, error, told",
     [
