@@ -1,12 +1,10 @@
 """Memory: bytes that a run takes against those reckoned with, and a large grid by groups against a group alone."""
 
 import itertools
-import os
-import statistics
 
 from benchmarks.job import SWEEP, job_of, start_of
 from benchmarks.measure import Bench, Row, interleaved, rows, run_process
-from qkdyn.train.campaign import fitting_runs
+from qkdyn.train.campaign import bytes_of_run
 
 PART = "memory"
 FORM = "FAFO"
@@ -36,17 +34,6 @@ def memory(bench: Bench) -> list[Row]:
     }
     found = interleaved(actions, repeats, bench.phase(0.15, 1.0))
     held = [1e3 * (all_ - some) / (grid - group) for all_, some in zip(found[at_once], found[by_groups], strict=True)]
-    grown = [1e3 * (some - one) / (grid - group) for some, one in zip(found[by_groups], found[alone], strict=True)]
-    reckoned = _reckoned()
-    per_run = {"a run, as reckoned": [reckoned] * repeats, "a run held": held, "a run on record": grown}
+    reckoned = bytes_of_run(job_of(max_steps=STEPS, chunk=STEPS), start_of(FORM)) / 1e3
+    per_run = {"a run, as reckoned": [reckoned] * repeats, "a run held": held}
     return [*rows(PART, found, "MB", alone), *rows(PART, per_run, "kB", "a run, as reckoned")]
-
-
-def _reckoned() -> float:
-    """What `fitting_runs` allows (kB) for a run of this plan: a quarter of the free memory over the runs it lets in."""
-    job, params = job_of(max_steps=STEPS, chunk=STEPS), start_of(FORM)
-    counts = []
-    for _ in range(5):  # other processes take and give memory in between
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        counts.append(free / 4 / fitting_runs(job, params))
-    return statistics.median(counts) / 1e3

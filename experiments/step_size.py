@@ -206,8 +206,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = options.folder / "summary.csv"
     if options.draw_only:
         frame = read(path)
-        prepare_folder(options.folder)
-        files = [path, draw_step_size(frame, options.folder / "step_size.png")]
+        with lock(prepare_folder(options.folder)):
+            files = [path, draw_step_size(frame, options.folder / "step_size.png")]
     else:
         options.machine.join()
         with lock(prepare_folder(options.folder)):

@@ -8,7 +8,8 @@ Expect:   balanced runs within 1% of the theory at every matched loss; Lemma 3's
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkdyn.circuits import on_ansatz
-from qkdyn.config import as_dict, digest, main_guard, parse
-from qkdyn.errors import InputError, check_count, check_positive
+from qkdyn.config import INTERRUPTED, as_dict, digest, main_guard, parse
+from qkdyn.errors import InputError, Interrupted, check_count, check_positive
 from qkdyn.figures import draw_sweep
 from qkdyn.metrics.overlay import with_bounds, with_theory
 from qkdyn.parameterization import Parameterization
@@ -38,9 +39,9 @@ from qkdyn.train.campaign import Snapshot
 from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
 from qkdyn.train.lock import lock
-from qkdyn.train.processes import in_turn, peers, primary
+from qkdyn.train.processes import first_alone, in_turn, peers, primary
 from qkdyn.train.state import Plan, Status
-from qkdyn.train.store import open_store
+from qkdyn.train.store import Store, open_store
 from qkdyn.train.sweep import Grid, run_sweep
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Options:
     fresh: bool = False
     """Forget what `out` holds of finished and unfinished runs, and begin anew."""
     checkpoint_seconds: float = 10.0
-    """Seconds between checkpoints."""
+    """Seconds between checkpoints; 0 for one after every chunk."""
     checkpoints: int = 2
     """Checkpoints that are kept."""
     max_runs: int | None = None
@@ -209,8 +210,8 @@ def identity(config: Config, options: Options) -> dict[str, Any]:
     return shared | {"exact": options.exact}
 
 
-def train(config: Config, options: Options) -> "xr.Dataset":
-    """Run `config`, kept on disk on the way; on a signal save, and raise `Interrupted`."""
+def train(config: Config, options: Options) -> "tuple[xr.Dataset, Store]":
+    """Run `config`, kept on disk on the way; on a signal save, and raise `Interrupted`. The data, and what kept them."""
     store = in_turn(
         lambda: open_store(
             options.folder / "checkpoints",
@@ -222,18 +223,30 @@ def train(config: Config, options: Options) -> "xr.Dataset":
         )
     )
     with peers(), on_request() as request, track("sweep", show=primary()) as update:
-        return run(config, update, store=store, request=request, max_runs=options.max_runs, exact=options.exact)
+        how = {"store": store, "request": request, "max_runs": options.max_runs, "exact": options.exact}
+        return run(config, update, **how), store
 
 
-def write(ds: "xr.Dataset", folder: Path, wall_seconds: float, argv: Sequence[str], *, draw: bool) -> list[Path]:
-    """Write records, summary, figures and, last, the manifest that vouches for them."""
+def write(
+    ds: "xr.Dataset", folder: Path, wall_seconds: float, argv: Sequence[str], counts: Mapping[str, Any], *, draw: bool
+) -> list[Path]:
+    """Write records, summary, figures and, last, the manifest that vouches for them.
+
+    Args:
+        ds: of the whole grid.
+        folder: where.
+        wall_seconds: of this command; what it took from the records took other commands' time.
+        argv: the command.
+        counts: how many runs this command trained, and how many it found, see `Store`.
+        draw: whether to draw the figures.
+    """
     retract(folder)
     files = [save_dataset(ds, folder / "data.nc"), write_summary(ds, folder / "summary.csv")]
     files += draw_sweep(ds, folder) if draw else []
     record = manifest(
         json.loads(ds.attrs["config"]), wall_seconds=wall_seconds, argv=list(argv), files=files, digest=ds.digest
     )
-    return [*files, write_manifest(record, folder)]
+    return [*files, write_manifest(record | {"runs": dict(counts)}, folder)]
 
 
 def show(ds: "xr.Dataset", files: Sequence[Path]) -> None:
@@ -252,19 +265,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, options = parse(
         PROTOCOLS, Options(), arguments, prog="python -m experiments.sweep", description=(__doc__ or "").splitlines()[0]
     )
+    folder = options.folder
     if options.draw_only:
-        ds = load_dataset(options.folder / "data.nc")
-        show(ds, [write_summary(ds, options.folder / "summary.csv"), *draw_sweep(ds, options.folder)])
+        ds = load_dataset(folder / "data.nc")
+        with lock(prepare_folder(folder)):
+            files = [write_summary(ds, folder / "summary.csv"), *draw_sweep(ds, folder)]
+        show(ds, files)
         return 0
     options.machine.join()
-    if not primary():
-        train(config, options)
-        return 0
-    with lock(prepare_folder(options.folder)):
-        begun = time.monotonic()
-        ds = train(config, options)
+    begun = time.monotonic()
+    with ExitStack() as held:
+        # A refusal in the first process ends the others too.
+        first_alone(lambda: held.enter_context(lock(prepare_folder(folder))))
+        try:
+            ds, store = train(config, options)
+        except Interrupted:
+            if primary():
+                raise
+            return INTERRUPTED  # the first process says so
+        if not primary():
+            return 0
         command = ["python", "-m", "experiments.sweep", *arguments]
-        show(ds, write(ds, options.folder, time.monotonic() - begun, command, draw=options.draw))
+        files = write(ds, folder, time.monotonic() - begun, command, store.counts, draw=options.draw)
+    show(ds, files)
     diverged = int((ds.status == Status.diverged).sum())
     if diverged:
         print(f"{diverged} of {ds.status.size} runs diverged and are marked; a smaller --rate-scale keeps them finite")

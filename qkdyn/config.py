@@ -5,9 +5,13 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, TypeVar
 
 from qkdyn.errors import InputError, Interrupted, OutputWarning, PeerError, QkdynError, reject
@@ -101,15 +105,24 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 def main_guard(main: Callable[[], int | None]) -> int:
     """Run a command so that what ends it is one line on standard error and an exit status of its own.
 
-    Statuses: 2 wrong input, or files that cannot be written; 75 asked to end, and saved (the same command goes on);
-    76 another process of a distributed run is gone. Warnings of ours are lines too.
+    Statuses: 2 wrong input, or files that cannot be written; 75 asked to end during a training that keeps checkpoints, and
+    the line says what is saved; 76 another process of a distributed run is gone; 130 and 143 ended by SIGINT or SIGTERM at
+    any other time: at once, with files whole or not there. Warnings of ours are lines too.
     """
     warnings.showwarning = _one_line
     try:
-        return main() or 0
+        with _ended_by_signals():
+            return main() or 0
     except Interrupted as stop:
-        print(f"\ninterrupted by {stop}: saved; the same command goes on from here", file=sys.stderr)
+        print(f"\ninterrupted by {stop}", file=sys.stderr)
         return INTERRUPTED
+    except KeyboardInterrupt as stop:
+        number = signal.Signals[str(stop) or "SIGINT"]
+        print(f"\nended by {number.name}: what was written before is whole", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once: libraries would wait at the exit for threads and other processes.
+        os._exit(128 + number)
     except PeerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         # JAX would wait at the exit for those that are gone.
@@ -117,6 +130,24 @@ def main_guard(main: Callable[[], int | None]) -> int:
     except QkdynError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGINT raise KeyboardInterrupt with the signal's name, in a main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _one_line(

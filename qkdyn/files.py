@@ -4,7 +4,8 @@ import errno
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,6 +41,15 @@ def _refuse(path: Path, error: OSError) -> NoReturn:
     """Raise OutputError: the path, the cause as the system words it, and what to do."""
     advice = _ADVICE.get(error.errno or 0, "choose another --out")
     raise OutputError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+@contextmanager
+def refusals(path: str | Path) -> Iterator[None]:
+    """Where the system may refuse: its OSError becomes an OutputError that names `path`, the cause and what to do."""
+    try:
+        yield
+    except OSError as error:
+        _refuse(Path(path), error)
 
 
 def _flush(path: Path) -> None:

@@ -1,6 +1,9 @@
 """Configs: the digest, and the command line of an experiment."""
 
 import dataclasses
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 
 from experiments import sweep
 from qkdyn.config import as_dict, choose, digest, main_guard, parse
-from qkdyn.errors import InputError, OutputError
+from qkdyn.errors import InputError, Interrupted, OutputError
 from qkdyn.train.state import Plan
 
 
@@ -103,3 +106,40 @@ def test_errors_of_ours_are_one_line_and_status_2(capsys):
     assert main_guard(lambda: None) == 0 and main_guard(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         main_guard(lambda: 1 // 0)
+
+
+SLEEPER = """
+import sys, time
+from qkdyn.config import main_guard
+def main():
+    print("at work", flush=True)
+    time.sleep(60)
+sys.exit(main_guard(main))
+"""
+
+
+@pytest.mark.parametrize("number,status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_at_any_time_is_one_line_and_a_status_of_its_own(number, status):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "at work\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (status, f"\nended by {number.name}: what was written before is whole\n")
+
+
+def test_an_interruption_says_what_it_is_told(capsys):
+    def stop():
+        raise Interrupted("SIGTERM: saved")
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert main_guard(stop) == 75 and capsys.readouterr().err == "\ninterrupted by SIGTERM: saved\n"
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_an_interrupt_during_imports_has_no_traceback():
+    """Sent as soon as the package of experiments is entered, before any library is."""
+    hook = "import signal, sys; sys.argv[0] = '-m'; import experiments; signal.raise_signal(signal.SIGINT)"
+    done = subprocess.run([sys.executable, "-c", hook], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGINT and done.stderr == ""

@@ -7,13 +7,15 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from qkdyn.errors import Interrupted, check_count
+from qkdyn.errors import check_count
 from qkdyn.train.checkpoint import Arrays, arrays_digest, check_structure, flat
+from qkdyn.train.devices import free_memory
 from qkdyn.train.engine import Job, Start, advance_runs, params_of, start_runs
 from qkdyn.train.interrupt import Request
-from qkdyn.train.processes import agree, in_turn
+from qkdyn.train.processes import agree, first_alone, in_turn, least_share
 from qkdyn.train.state import Run, RunState, Status
-from qkdyn.train.store import Store, key_of
+from qkdyn.train.step import ENGINE
+from qkdyn.train.store import Store, described, interruption, key_of
 
 Outcome = dict[str, np.ndarray]
 
@@ -59,40 +61,46 @@ class Campaign:
             Arrays by name, each with the N runs as first axis: what `outcome` keeps of a state.
 
         Raises:
-            Interrupted: a signal was noted; the state is saved. OutputError: a part cannot be written.
-            PeerError: another process of a distributed run is gone.
+            Interrupted: a signal was noted; the state is saved if there is a store. OutputError: a part cannot be written.
+            InputError: with a store, the job has a part without a name, such as a closure. PeerError: another process of a
+            distributed run is gone.
         """
-        key = f"{label}-{_key(self.job, initial, runs)}"
-        store = self.store
+        store, names = self.store, _names(runs)
+        key = f"{label}-{_key(self.job, initial, runs)}" if store else label
         parts = in_turn(lambda: store.parts(key)) if store else []
-        names = _names(runs)
         had = {name for part in parts for name in _names(_runs_of(part))}
         todo = np.array([i for i, name in enumerate(names) if name not in had], int)
+        if store:
+            store.counts["taken_from_records"] += len(names) - todo.size
         standing = _standing(_gather(parts, names), names)
         for group, states in self._groups(initial, runs, todo, key):
             part = self._train(states, jax.tree.map(lambda leaf: leaf[group], runs), key, group, standing, on_chunk)  # noqa: B023
             parts.append(part)
+        if store:
+            store.clear(key)
         on_chunk(standing)
         return _gather(parts, names)
 
     def _groups(self, initial: Start, runs: Run, todo: np.ndarray, key: str) -> Iterator[tuple[np.ndarray, RunState]]:
         """The runs to do in groups that fit into memory, first those that a checkpoint has, each with its states."""
-        found = self.store.newest(key) if self.store and todo.size else None
-        if found:
-            arrays = found[0]
-            place = {name: row for row, name in enumerate(_names(_runs_of(arrays)))}
-            mine = [i for i in todo if _names(runs)[i] in place]
-            if mine:
-                rows = [place[_names(runs)[i]] for i in mine]
-                like = start_runs(initial, jax.tree.map(lambda leaf: leaf[mine], runs), self.job)
-                yield np.array(mine, int), _restore(like, {n: a[rows] for n, a in arrays.items()}, key)
-                todo = np.setdiff1d(todo, mine)
         if not todo.size:
             return
-        size = self.max_runs or fitting_runs(self.job, initial)
-        for i in range(0, todo.size, size):
-            group = todo[i : i + size]
-            yield group, start_runs(initial, jax.tree.map(lambda leaf: leaf[group], runs), self.job)  # noqa: B023
+        size, names = self.max_runs or fitting_runs(self.job, initial), _names(runs)
+        arrays = found[0] if self.store and (found := self.store.newest(key)) else {}
+        place = {name: row for row, name in enumerate(_names(_runs_of(arrays)))} if arrays else {}
+        mine = np.array([i for i in todo if names[i] in place], int)
+        new = np.setdiff1d(todo, mine)
+        if self.store:
+            self.store.counts["resumed"] += mine.size
+            self.store.counts["trained"] += new.size
+        for some, from_checkpoint in ((mine, True), (new, False)):
+            for i in range(0, some.size, size):
+                group = some[i : i + size]
+                states = start_runs(initial, jax.tree.map(lambda leaf: leaf[group], runs), self.job)  # noqa: B023
+                if from_checkpoint:
+                    rows = [place[names[i]] for i in group]
+                    states = _restore(states, {name: array[rows] for name, array in arrays.items()}, key)
+                yield group, states
 
     def _train(
         self,
@@ -111,10 +119,11 @@ class Campaign:
             if self.store and (stop or due):
                 self.store.save(flat({"run": runs, "state": states}), {"key": key})
             if stop:
-                raise Interrupted(self.request.name if self.request and self.request.name else "a signal elsewhere")
+                name = self.request.name if self.request and self.request.name else "a signal elsewhere"
+                raise interruption(name, self.store)
         part = outcome(states, runs)
-        if self.store:
-            self.store.write_part(key, part)
+        if store := self.store:
+            first_alone(lambda: store.write_part(key, part))
         return part
 
 
@@ -124,26 +133,34 @@ def outcome(states: RunState, runs: Run) -> Outcome:
     return flat({"run": runs, "state": {name: getattr(states, name) for name in kept}})
 
 
-def fitting_runs(job: Job, initial: Start) -> int:
-    """How many runs' states a quarter of the free memory holds, with the copies that are made of them on the way."""
-    import os
+# Measured by `make bench`: a run that is held takes 5.6 times the bytes of its state (75 kB of 13.5 kB) - the state, the
+# copy that is sent, the one that comes back, one on its way to the disk, its part of the results.
+COPIES = 6
 
+
+def bytes_of_run(job: Job, initial: Start) -> int:
+    """Memory that a run takes while it is trained."""
     one = Run(*(np.zeros(1, kind) for kind in (np.float32, np.int32, np.bool_, np.float32)))
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(start_runs(initial, one, job)))
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # The state itself, the copy that is sent, the one that comes back, and one on its way to the disk.
-    return max(job.plan.block, free // 4 // (4 * size))
+    return COPIES * sum(leaf.nbytes for leaf in jax.tree.leaves(start_runs(initial, one, job)))
+
+
+def fitting_runs(job: Job, initial: Start) -> int:
+    """How many runs a quarter of the free memory holds, the same in every process: as many as in that with the least."""
+    return max(job.plan.block, least_share(free_memory()) // 4 // bytes_of_run(job, initial))
 
 
 def _key(job: Job, initial: Start, runs: Run) -> str:
-    """Names all that decides a run's bits but which run it is."""
+    """Names all that decides a run's bits but which run it is, and the versions of the libraries.
+
+    Raises:
+        InputError: the task, the probe or the optimizer cannot be told by a name.
+    """
     plan = {name: value for name, value in asdict(job.plan).items() if name != "chunk"}
-    base = getattr(job.base, "func", job.base), getattr(job.base, "args", ()), getattr(job.base, "keywords", {})
-    described = (base[0].__module__, base[0].__qualname__, *base[1:])
+    parts = [described(name, getattr(job, name)) for name in ("task", "probe", "base")]
     rate = sorted({float(value) for value in runs.eta_ov})
     # A function of the seed is known by two of its values: which seeds there are must not change the name.
     starts = [arrays_digest(flat(params_of(initial, seed))) for seed in ((0, 1) if callable(initial) else (0,))]
-    return key_of(repr(job.task), plan, described, job.exact, rate, *starts)
+    return key_of(ENGINE, jax.default_backend(), parts, plan, job.exact, rate, *starts)
 
 
 def _restore(like: RunState, arrays: Arrays, where: str) -> RunState:

@@ -9,8 +9,8 @@ import errno
 import hashlib
 import json
 import shutil
-import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from qkdyn.errors import CheckpointError, OutputError, OutputWarning, check_count
-from qkdyn.files import write_text
-from qkdyn.train.processes import barrier, primary
+from qkdyn.errors import CheckpointError, OutputError, check_count
+from qkdyn.files import refusals, write_text
+from qkdyn.train.processes import first_alone, in_turn, primary, share, warn
 
 Arrays = Mapping[str, np.ndarray]
 # Libraries whose version can change the bits of a run.
@@ -30,6 +30,11 @@ LIBRARIES = ("jax", "jaxlib", "optax", "numpy")
 def versions() -> dict[str, str]:
     """Versions of the libraries that can change the bits of a run."""
     return {name: version(name) for name in LIBRARIES}
+
+
+def other_versions(theirs: Mapping[str, str]) -> str:
+    """The libraries whose versions there are not those here, as "jax 0.1, numpy 2.0"."""
+    return ", ".join(f"{name} {number}" for name, number in theirs.items() if versions().get(name) != number)
 
 
 def arrays_digest(arrays: Arrays) -> str:
@@ -68,60 +73,75 @@ def save(folder: Path, number: int, arrays: Arrays, meta: Mapping[str, Any], *, 
 
     check_count("keep", keep)
     path = folder / str(number)
-    size = sum(np.asarray(value).nbytes for value in arrays.values())
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # A library that runs out of space in a thread of its own ends in many lines; look before.
-        if (free := shutil.disk_usage(folder).free) < 2 * size + 2**17:
-            raise OSError(errno.ENOSPC, f"No space left on device ({free:,} bytes free)")
+
+    def refused(error: Exception) -> OutputError:
+        reason = " ".join(str(error).split())[:200]
+        return OutputError(f"cannot write checkpoint {path}: {reason}; free some space, or choose another --out")
+
+    def prepare() -> None:
+        size = sum(np.asarray(value).nbytes for value in arrays.values())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # A library that runs out of space in a thread of its own ends in many lines; look before.
+            if (free := shutil.disk_usage(folder).free) < 2 * size + 2**17:
+                raise OSError(errno.ENOSPC, f"No space left on device ({free:,} bytes free)")
+        except OSError as error:
+            raise refused(error) from error
+
+    def write() -> None:
         # Orbax takes no arrays without elements; the manifest remembers them.
         ocp.save(str(path / "state"), {name: value for name, value in arrays.items() if np.size(value)})
-        if primary():
-            structure = {name: [np.asarray(v).dtype.str, list(np.shape(v))] for name, v in arrays.items()}
-            manifest = {
-                "structure": structure,
-                "sha256": arrays_digest(arrays),
-                "versions": versions(),
-                "meta": dict(meta),
-            }
+
+    def vouch() -> None:
+        structure = {name: [np.asarray(v).dtype.str, list(np.shape(v))] for name, v in arrays.items()}
+        digest = arrays_digest(arrays)
+        manifest = {"structure": structure, "sha256": digest, "versions": versions(), "meta": dict(meta)}
+        try:
             write_text(path / "manifest.json", json.dumps(manifest))
-            for older in numbers(folder)[keep:]:
-                _remove(folder / str(older))
-    except (OSError, OutputError, ValueError) as error:
+        except OutputError as error:
+            raise refused(error) from error
+
+    try:
+        first_alone(prepare)
+        failure = None
+        try:
+            write()
+        except (OSError, ValueError) as error:
+            failure = refused(error)
+            failure.__cause__ = error
+        share(failure)
+        first_alone(vouch)
+    except OutputError:
         if primary():
             _remove(path)
-        reason = " ".join(str(error).split())[:200]
-        raise OutputError(
-            f"cannot write checkpoint {path}: {reason}; free some space, or choose another --out"
-        ) from error
+        raise
+    if primary():
+        for older in numbers(folder)[keep:]:
+            _remove(folder / str(older))
     return path
 
 
 def load_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
     """Arrays and meta of the newest checkpoint that is whole, or None. All processes of a run call it together.
 
-    Damaged checkpoints are removed, with a warning each; so are the remains of a save that was killed. A checkpoint that
+    Damaged checkpoints are removed, with a warning each, as are the remains of a save that was killed. A checkpoint that
     other library versions wrote is used, with a warning: what follows need not have the bits of an uninterrupted run.
     """
-    found = numbers(folder)
-    barrier()  # nobody clears away what another has yet to list
-    for path in (folder / str(number) for number in found):
-        if not (path / "manifest.json").exists():
-            if primary():
-                _remove(path)
-            continue
+    return in_turn(lambda: _newest(folder))
+
+
+def _newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    for path in (folder / str(number) for number in numbers(folder)):
         try:
             arrays, manifest = _load(path)
         except CheckpointError as error:
-            warnings.warn(f"{error}; going back to the one before", OutputWarning, stacklevel=2)
-            barrier()
+            warn(f"{error}; going back to the one before, or to the beginning")
             if primary():
                 _remove(path)
             continue
         if manifest["versions"] != versions():
-            other = ", ".join(f"{k} {v}" for k, v in manifest["versions"].items() if versions().get(k) != v)
-            warnings.warn(
-                f"checkpoint {path} was written with {other}: resuming, but not to the bit", OutputWarning, stacklevel=2
+            warn(
+                f"checkpoint {path} was written with {other_versions(manifest['versions'])}: resuming, but not to the bit"
             )
         return arrays, manifest["meta"]
     return None
@@ -136,6 +156,8 @@ def _load(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     from orbax.checkpoint import v1 as ocp
 
     try:
+        if not (path / "manifest.json").exists():
+            raise FileNotFoundError("half written, it has no manifest")
         manifest = json.loads((path / "manifest.json").read_text())
         wanted = {name: np.zeros(shape, dtype) for name, (dtype, shape) in manifest["structure"].items()}
         empty = {name: value for name, value in wanted.items() if not value.size}
@@ -174,11 +196,13 @@ def clear(folder: Path) -> None:
 
 def numbers(folder: Path) -> list[int]:
     """Numbers of all checkpoints of `folder`, whole or not, the newest first."""
-    found = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
+    with refusals(folder):
+        found = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()] if folder.is_dir() else []
     return sorted(found, reverse=True)
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint, its manifest first, so that a kill on the way leaves none that looks whole."""
-    (path / "manifest.json").unlink(missing_ok=True)
+    """Remove a checkpoint as far as the system lets us, its manifest first: a kill on the way leaves none that looks whole."""
+    with suppress(OSError):
+        (path / "manifest.json").unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)

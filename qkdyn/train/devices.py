@@ -1,12 +1,18 @@
 """What a run is spread over: accelerators or host devices, one process or several; and programs kept for the next time."""
 
+import atexit
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
 from qkdyn.errors import InputError, PeerError, check_count, reject
+from qkdyn.train.meeting import meet
+
+# Seconds that processes which were told of each other wait for all to come.
+PATIENCE = 25
 
 
 @dataclass(frozen=True)
@@ -46,12 +52,15 @@ class Machine:
         """Split the CPU and, if distributed, meet the other processes. Before anything is computed.
 
         Raises:
-            PeerError: the others are not there within a minute.
+            PeerError: the others are not there in time.
         """
         use_compilation_cache()
         use_host_devices(self.devices)
         if not self.distributed:
             return
+        leave = None
+        if self.coordinator is not None and self.processes is not None and self.process is not None:
+            leave = meet(self.coordinator, self.processes, self.process, PATIENCE)
         try:
             jax.distributed.initialize(
                 self.coordinator,
@@ -63,6 +72,9 @@ class Machine:
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0][:160]
             raise PeerError(f"cannot meet the other processes ({reason}); start all of them within a minute") from error
+        if leave is not None:
+            # Registered after JAX's own, and so called before it; not after an error that nobody expected.
+            atexit.register(lambda: None if hasattr(sys, "last_value") else leave())
 
 
 def use_host_devices(count: int | None = None) -> None:
@@ -87,6 +99,38 @@ def use_host_devices(count: int | None = None) -> None:
 def _cores() -> int:
     """Cores this process may use; all there are where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that the system, and the container if there is one, can still give; 1 GiB where neither says.
+
+    Args:
+        root: where /proc and /sys are.
+    """
+    found = [1024 * number for number in _numbers(root / "proc/meminfo", "MemAvailable:")]
+    # Limits (version 2 of control groups) hold in each group from this process's up.
+    own = _text(root / "proc/self/cgroup").partition("0::")[2].strip().lstrip("/")
+    top = root / "sys/fs/cgroup"
+    for group in (top / own, *(top / own).parents):
+        limit, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
+        if limit.isdecimal() and used.isdecimal():
+            # What is held of files can be given back.
+            found.append(int(limit) - int(used) + sum(_numbers(group / "memory.stat", "inactive_file")))
+        if group == top:
+            break
+    return max(0, min(found, default=2**30))
+
+
+def _numbers(path: Path, name: str) -> list[int]:
+    """The number after `name` in a file of names and numbers; none if it is not there."""
+    return [int(line.split()[1]) for line in _text(path).splitlines() if line.split()[:1] == [name]]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def use_compilation_cache() -> None:

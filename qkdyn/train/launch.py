@@ -3,6 +3,8 @@
 For trying out what a cluster does: there, start the same command on every host with `--distributed`, and JAX finds the rest.
 """
 
+import ctypes
+import os
 import signal
 import socket
 import subprocess
@@ -29,8 +31,12 @@ def launch(count: int, command: Sequence[str]) -> int:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     together = ["--distributed", "--coordinator", address, "--processes", str(count)]
+    me = os.getpid()
     processes = [
-        subprocess.Popen([sys.executable, *command, *together, "--process", str(i), "--devices", "1"])
+        subprocess.Popen(
+            [sys.executable, *command, *together, "--process", str(i), "--devices", "1"],
+            preexec_fn=lambda: _end_with(me),
+        )
         for i in range(count)
     ]
 
@@ -44,21 +50,32 @@ def launch(count: int, command: Sequence[str]) -> int:
     return _wait(processes)
 
 
+def _end_with(parent: int) -> None:
+    """On Linux, let the system end this process when `parent` dies, however it dies."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> int:
-    limit = float("inf")
-    first = 0
-    while any(process.poll() is None for process in processes):
-        ended = [(i, process.returncode) for i, process in enumerate(processes) if process.returncode]
-        if ended and not first:
-            number, first = ended[0]
-            print(f"process {number} ended with status {first}: waiting for the others", file=sys.stderr, flush=True)
-            limit = time.monotonic() + PATIENCE
+    limit, first = float("inf"), 0
+    told: set[int] = set()
+    while True:
+        running = [process for process in processes if process.poll() is None]
+        for i, process in enumerate(processes):
+            if process.returncode and i not in told:
+                told.add(i)
+                first = first or process.returncode
+                limit = min(limit, time.monotonic() + PATIENCE)
+                print(f"process {i} ended with status {process.returncode}", file=sys.stderr, flush=True)
+        if not running:
+            return first
         if time.monotonic() > limit:
-            for process in processes:
+            for process in running:
                 process.kill()
         time.sleep(0.05)
-    codes = [process.returncode for process in processes]
-    return first or next((code for code in codes if code), 0)
 
 
 def main() -> int:

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from qkdyn.errors import ConflictError
+from qkdyn.errors import ConflictError, OutputError
+from qkdyn.files import refusals
 
 
 @contextmanager
@@ -20,21 +21,26 @@ def lock(folder: Path) -> Iterator[None]:
     The system releases it when the process ends, so that what a killed process leaves behind blocks nobody.
 
     Raises:
-        ConflictError: another process holds it; the message says which.
+        ConflictError: another process holds it; the message says which. OutputError: the system refuses.
     """
-    with (folder / ".lock").open("a+") as file:
+    with refusals(folder / ".lock"):
+        opened = (folder / ".lock").open("a+")
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConflictError(
                 f"another process is writing to {folder}: {_holder(folder)}; wait for it, stop it, or choose another --out"
             ) from error
-        file.seek(0)
-        file.truncate()
+        except OSError as error:
+            reason = error.strerror or error
+            raise OutputError(f"cannot lock {folder}: {reason}; choose an --out on a file system with locks") from error
         command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
         since = datetime.now(UTC).isoformat(timespec="seconds")
-        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}))
-        file.flush()
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}
+        with refusals(folder / ".lock"):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), json.dumps(holder).encode())
         yield
 
 

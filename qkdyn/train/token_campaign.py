@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from qkdyn.errors import InputError, Interrupted, check_count
+from qkdyn.errors import InputError, check_count
 from qkdyn.tasks.tokens import TokensTask
 from qkdyn.train.checkpoint import check_structure, flat
 from qkdyn.train.interrupt import Request
-from qkdyn.train.store import Store
+from qkdyn.train.store import Store, interruption
 from qkdyn.train.tokens import Measure, TokenRun, TokenState, advance_tokens
 
 # Updates of one run between two returns to the host: a few seconds for forty runs.
@@ -120,13 +120,13 @@ def keep(
     """Save states and records under `key` where that is due, or asked for by a signal.
 
     Raises:
-        Interrupted: a signal was noted; all is saved.
+        Interrupted: a signal was noted; all is saved if there is a store.
     """
     asked = request.name if request else None
     if store and (asked or store.due()):
         store.save(flat({"state": states, "records": records}), {"key": key})
     if asked:
-        raise Interrupted(asked)
+        raise interruption(asked, store)
 
 
 def restore(arrays: dict[str, np.ndarray], like: States) -> tuple[States, dict[str, np.ndarray]]:

@@ -5,7 +5,6 @@ The result must be to the bit that of a sweep nobody killed. Prints what was kil
 
 import argparse
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -56,6 +55,7 @@ SWEEP += [
     "0.05",
     "--no-draw",
 ]
+FILES = ("data.nc", "summary.csv")
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -73,14 +73,20 @@ def finish(folder: Path, *more: str) -> str:
     return out + err
 
 
-def kill_at_random(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
-    """Start, kill, and start again until `kills` were killed; then let it finish. Where it was when it was killed.
+def same(a: Path, b: Path) -> bool:
+    """Whether two sweeps wrote the same bytes."""
+    return all((a / name).read_bytes() == (b / name).read_bytes() for name in FILES)
 
-    The moments are spread over the time from the first import to the last figure. A sweep that ends before its moment is
-    begun anew, so that every kill meets a sweep at work.
+
+def kill_at_random(folder: Path, whole: Path, kills: int, seed: int = 0) -> tuple[dict[str, int], list[bool]]:
+    """Start, kill, and start again until `kills` were killed. Where it was when it was killed, and what was compared.
+
+    The moments are spread over the time from the first import to the last figure. A sweep that has all its runs on record is
+    brought to its end, compared with that in `whole`, and begun anew, so that every kill meets a sweep at work, and the traces
+    of every kill are looked for.
     """
     draw = random.Random(seed)
-    met = {"before training": 0, "training": 0, "writing": 0}
+    met, compared = {"before training": 0, "training": 0, "writing": 0}, []
     begun = time.monotonic()
     finish(folder, "--fresh")
     length = time.monotonic() - begun
@@ -88,20 +94,23 @@ def kill_at_random(folder: Path, kills: int, seed: int = 0) -> dict[str, int]:
     while sum(met.values()) < kills:
         process = start(folder, *(["--fresh"] if fresh else []))
         try:
-            process.wait(draw.uniform(0.1, 1.0) * length)
+            _, err = process.communicate(timeout=draw.uniform(0.1, 1.0) * length)
+            assert process.returncode == 0, err
+            compared.append(same(folder, whole))
             fresh = True
             continue
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
         process.communicate()
         parts = list((folder / "checkpoints" / "parts").glob("*.npz"))
-        trained = len(parts) >= 2
-        # With all runs on record there is nothing left to kill in training.
-        fresh = trained
-        at_work = bool(parts) or any((folder / "checkpoints" / "checkpoints").glob("*"))
-        met["writing" if trained else "training" if at_work else "before training"] += 1
+        fresh = len(parts) >= 2
+        at_work = bool(parts) or any((folder / "checkpoints" / "checkpoints").glob("*/*"))
+        met["writing" if fresh else "training" if at_work else "before training"] += 1
+        if fresh:
+            finish(folder)
+            compared.append(same(folder, whole))
     finish(folder)
-    return met
+    return met, [*compared, same(folder, whole)]
 
 
 def main() -> int:
@@ -113,13 +122,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         begun = time.monotonic()
         finish(Path(name) / "whole")
-        met = kill_at_random(Path(name) / "killed", arguments.kills, arguments.seed)
-        same = {
-            file: (Path(name) / "whole" / file).read_bytes() == (Path(name) / "killed" / file).read_bytes()
-            for file in ("data.nc", "summary.csv")
-        }
-    print(f"{arguments.kills} kills in {time.monotonic() - begun:.0f} s: {met}; bitwise equal: {same}")
-    return 0 if all(same.values()) else 1
+        met, compared = kill_at_random(Path(name) / "killed", Path(name) / "whole", arguments.kills, arguments.seed)
+    seconds = time.monotonic() - begun
+    print(
+        f"{arguments.kills} kills in {seconds:.0f} s: {met}; bitwise equal: {sum(compared)} of {len(compared)} comparisons"
+    )
+    return 0 if all(compared) else 1
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 import signal
 
 import jax
@@ -11,12 +12,13 @@ import optax
 import pytest
 from test_sweep import RATES, TASK, starts, sweep
 
-from qkdyn.errors import CheckpointError, ConflictError, InputError, Interrupted, OutputWarning
+from qkdyn.errors import CheckpointError, ConflictError, InputError, Interrupted, OutputError, OutputWarning
 from qkdyn.train import campaign, checkpoint
 from qkdyn.train.interrupt import Request, on_request
 from qkdyn.train.lock import lock
+from qkdyn.train.probe import AnsatzProbe
 from qkdyn.train.state import Plan
-from qkdyn.train.store import differences, open_store
+from qkdyn.train.store import differences, interruption, open_store
 
 PLAN = Plan(losses=(0.8, 0.4), stop_loss=0.3, max_steps=200, records=12, chunk=10, block=3)
 
@@ -57,18 +59,23 @@ def test_resumed_is_uninterrupted_to_the_bit(chunks, max_runs, tmp_path, whole):
     assert ds.identical(whole) and seen[0] > PLAN.chunk  # further than a first chunk takes it
 
 
+def numbered(folder):
+    """Numbers of the checkpoints under `folder`, of all parts."""
+    return {path.name: checkpoint.numbers(path) for path in (folder / "checkpoints").iterdir()}
+
+
 def test_checkpoints_come_when_due_and_go_when_a_part_is_done(tmp_path, whole, monkeypatch):
     saved = []
     real = checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a, **k: saved.append(a[1]) or real(*a, **k))
     ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path, every=1e-9)})
     assert ds.identical(whole) and saved == list(range(1, len(saved) + 1)) and len(saved) > 5
-    assert checkpoint.numbers(tmp_path / "checkpoints") == [] and len(list((tmp_path / "parts").glob("*.npz"))) == 2
+    assert list(numbered(tmp_path).values()) == [[], []] and len(list((tmp_path / "parts").glob("*.npz"))) == 2
 
 
 def test_after_a_restart_checkpoints_are_numbered_on(tmp_path, whole, monkeypatch):
     interrupted_after(3, tmp_path, every=0.0)
-    newest, _ = checkpoint.numbers(tmp_path / "checkpoints")
+    ((newest, _),) = numbered(tmp_path).values()
     saved, real = [], checkpoint.save
     monkeypatch.setattr(checkpoint, "save", lambda *a, **k: saved.append(a[1]) or real(*a, **k))
     ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path, every=0.0)})
@@ -77,7 +84,7 @@ def test_after_a_restart_checkpoints_are_numbered_on(tmp_path, whole, monkeypatc
 
 def test_a_checkpoint_is_due_by_a_clock_that_only_goes_forward(tmp_path, monkeypatch):
     store = open_store(tmp_path, {}, every=10.0)
-    begun = store._saved
+    begun = store._last
     monkeypatch.setattr("time.time", lambda: pytest.fail("a clock that may jump"))
     monkeypatch.setattr(checkpoint, "save", lambda *a, **k: None)
 
@@ -86,7 +93,7 @@ def test_a_checkpoint_is_due_by_a_clock_that_only_goes_forward(tmp_path, monkeyp
         return store.due()
 
     assert not due(9.0) and due(10.5) and due(17.0)
-    store.save({}, {})
+    store.save({}, {"key": "k"})
     assert not due(26.0) and due(27.5)
 
 
@@ -115,8 +122,8 @@ def test_damaged_parts_and_checkpoints_are_trained_again(tmp_path, whole):
     interrupted_after(3, tmp_path, every=1e-9, of="CACO")
     (part,) = (tmp_path / "parts").glob("*.npz")
     part.write_bytes(part.read_bytes()[:-200])
-    newest, _ = checkpoint.numbers(tmp_path / "checkpoints")
-    (tmp_path / "checkpoints" / str(newest) / "manifest.json").write_text("{")
+    ((key, newest),) = ((key, found[0]) for key, found in numbered(tmp_path).items() if found)
+    (tmp_path / "checkpoints" / key / str(newest) / "manifest.json").write_text("{")
     with pytest.warns(OutputWarning) as said:
         ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path)})
     told = " ".join(str(w.message) for w in said)
@@ -146,7 +153,12 @@ def test_what_decides_the_bits_decides_the_key(tmp_path):
     assert len(list((tmp_path / "parts").glob("*.npz"))) == before + 2
 
 
-def test_all_that_decides_the_bits_and_only_that_is_in_the_key():
+@dataclasses.dataclass(frozen=True)
+class Elsewhere(AnsatzProbe):
+    """The same measures under another name."""
+
+
+def test_all_that_decides_the_bits_and_only_that_is_in_the_key(monkeypatch):
     start = starts()["CACO"]
 
     def key(job=None, initial=start, of=None, **change):
@@ -164,14 +176,38 @@ def test_all_that_decides_the_bits_and_only_that_is_in_the_key():
         key(base=momentum),
         key(base=functools.partial(optax.sgd, momentum=0.9)),
         key(exact=False),
+        key(probe=Elsewhere(TASK)),
         key(initial=jax.tree.map(lambda leaf: leaf + np.float32(1), start)),
         key(initial=other),
         key(initial=lambda seed: other(2 * seed)),
         key(of=_run().replace(eta_ov=np.full(1, 0.1, "f4"))),
     ]
+    for name, value in (("ENGINE", campaign.ENGINE + 1), ("jax.default_backend", lambda: "gpu")):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"qkdyn.train.campaign.{name}", value)
+            keys.append(key())
     assert len(set(keys)) == len(keys)
     assert key() == key(plan=dataclasses.replace(PLAN, chunk=99))
     assert key() == key(of=_run().replace(r=np.full(1, 9, "f4"), seed=np.full(1, 9, "i4"), sampled=np.ones(1, bool)))
+
+
+def _momentum(value):
+    return lambda rate: optax.sgd(rate, value)
+
+
+class Nameless:
+    def __call__(self, rate):
+        return optax.sgd(rate)
+
+
+@pytest.mark.parametrize(
+    "base",
+    [_momentum(0.1), lambda rate: optax.sgd(rate), Nameless(), functools.partial(optax.sgd, momentum=np.ones(1))],
+    ids=["closure", "lambda", "object", "array"],
+)
+def test_what_has_no_name_of_its_own_is_not_taken_from_records(base, tmp_path, unchecked):
+    with pytest.raises(InputError, match=r"base must be a function or dataclass .*functools\.partial"):
+        sweep(plan=PLAN, base=base, how={"store": store_in(tmp_path)})
 
 
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
@@ -211,17 +247,16 @@ def _run():
 
 def _job():
     from qkdyn.train.engine import Job
-    from qkdyn.train.probe import AnsatzProbe
 
     return Job(TASK, AnsatzProbe(TASK), PLAN)
 
 
 def test_runs_that_fit_follow_from_what_one_needs(monkeypatch):
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(campaign.start_runs(starts()["CACO"], _run(), _job())))
-    monkeypatch.setattr("os.sysconf", lambda name: {"SC_AVPHYS_PAGES": 16 * size, "SC_PAGE_SIZE": 100}[name])
-    assert campaign.fitting_runs(_job(), starts()["CACO"]) == 100
-    monkeypatch.setattr("os.sysconf", lambda name: 1)
-    assert campaign.fitting_runs(_job(), starts()["CACO"]) == PLAN.block
+    assert campaign.bytes_of_run(_job(), starts()["CACO"]) == 6 * size
+    for free, fit in ((4 * 6 * 100 * size + 1, 100), (1, PLAN.block)):
+        monkeypatch.setattr(campaign, "free_memory", lambda free=free: free)
+        assert campaign.fitting_runs(_job(), starts()["CACO"]) == fit
     with pytest.raises(InputError, match="max_runs must be an integer >= 1, got 0"):
         campaign.Campaign(_job(), max_runs=0)
 
@@ -233,17 +268,37 @@ def test_groups_are_as_large_as_fits_unless_told(tmp_path, monkeypatch):
         assert len(list((tmp_path / str(told) / "parts").glob("*.npz"))) == parts
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path, whole, monkeypatch):
-    now = iter(range(10**9, 0, -1000))
-    monkeypatch.setattr("time.time", lambda: next(now))
-    interrupted_after(5, tmp_path, every=1e-9)
-    ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path)})
-    assert ds.identical(whole)
+def test_a_resumed_group_is_cut_too(tmp_path, monkeypatch):
+    interrupted_after(3, tmp_path, parameterizations=("CACO",))
+    trained, real = [], campaign.start_runs
+    monkeypatch.setattr(campaign, "start_runs", lambda p, runs, job: trained.append(runs.r.size) or real(p, runs, job))
+    store = store_in(tmp_path)
+    ds = sweep(plan=PLAN, how={"store": store, "max_runs": 3})
+    assert trained == [3, 1] and store.counts == {"taken_from_records": 0, "resumed": 4, "trained": 0}
+    assert ds.identical(sweep(plan=PLAN))
+
+
+def test_progress_of_one_part_outlives_the_end_of_another(tmp_path, whole):
+    interrupted_after(3, tmp_path, parameterizations=("CACO",))
+    before = numbered(tmp_path)
+    sweep(plan=PLAN, parameterizations=("FACO",), how={"store": store_in(tmp_path, every=0.0)})
+    assert {key: found for key, found in numbered(tmp_path).items() if found} == before
+    store = store_in(tmp_path)
+    assert sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store}).identical(whole)
+    assert store.counts == {"taken_from_records": 4, "resumed": 4, "trained": 0}
+
+
+def test_parts_of_other_versions_are_taken_and_said_once(tmp_path, whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "versions", lambda: {"jax": "0.1", "numpy": np.__version__})
+        sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path)})
+    store = store_in(tmp_path)
+    with pytest.warns(OutputWarning, match=r"has runs of jax 0\.1: taken, but .*--fresh trains anew") as said:
+        ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store})
+    assert len(said) == 1 and ds.identical(whole) and store.counts["taken_from_records"] == 8
 
 
 def test_a_failed_checkpoint_is_said_and_the_run_goes_on(tmp_path, whole, monkeypatch):
-    import shutil
-
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
     with pytest.warns(OutputWarning, match="No space left on device.*going on without it"):
         ds = sweep(plan=PLAN, parameterizations=("FACO", "CACO"), how={"store": store_in(tmp_path, every=1e-9)})
@@ -264,6 +319,47 @@ def test_signals_are_noted_once_and_handlers_restored(number):
     with pytest.raises(KeyError), on_request():
         raise KeyError
     assert handlers() == before
+
+
+def test_the_line_of_an_interruption_is_true(tmp_path, monkeypatch):
+    store, fresh = store_in(tmp_path), open_store(tmp_path / "b", {}, fresh=True)
+    assert str(interruption("SIGTERM", None)) == "SIGTERM: nothing is kept, the same command begins anew"
+    assert str(interruption("SIGTERM", store)) == "SIGTERM: saved; the same command goes on from here"
+    assert str(interruption("SIGINT", fresh)) == "SIGINT: saved; the same command without --fresh goes on from here"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))
+    with pytest.warns(OutputWarning, match="No space left"), pytest.raises(Interrupted) as stop:
+        request = Request()
+        how = {"store": store, "request": request}
+        sweep(plan=PLAN, how=how, on_chunk=lambda form, now: setattr(request, "name", "SIGTERM"))
+    assert str(stop.value) == (
+        "SIGTERM: could not be saved; the same command goes on from what was saved before, if anything was"
+    )
+
+
+@pytest.mark.parametrize("what", ["checkpoints", "checkpoints/job.json", "checkpoints/parts", ".lock"])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_whatever_is_in_the_way_is_one_line(what, fresh, tmp_path):
+    """Files where folders should be and the reverse."""
+    path = tmp_path / what
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir() if what in (".lock", "checkpoints/job.json") else path.write_text("a file")
+    if fresh and what.startswith("checkpoints/"):
+        open_store(tmp_path / "checkpoints", {}, fresh=True)  # all that is in the way is forgotten
+        return
+    with pytest.raises(OutputError, match=f"cannot write .*{what}"), lock(tmp_path):
+        open_store(tmp_path / "checkpoints", {}, fresh=fresh).write_part("k", {})
+
+
+def test_what_cannot_be_forgotten_is_said(tmp_path, monkeypatch):
+    store_in(tmp_path / "checkpoints")
+
+    def refuse(path, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(OutputError, match="cannot write .*checkpoints: Permission denied"):
+        open_store(tmp_path / "checkpoints", {}, fresh=True)
 
 
 def test_a_lock_is_held_once_and_names_its_holder(tmp_path):
