@@ -16,9 +16,9 @@ import pandas as pd
 import tyro
 
 from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
-from experiments.synthetic.records import ArmOptions, RecordPlace
+from experiments.synthetic.records import ArmOptions, RecordPlace, settle
 from experiments.synthetic.tables import arms_frame, matched_frame, runs_frame, show
-from experiments.synthetic.train import train_arm
+from experiments.synthetic.train import PARTS, train_arm
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import OutputError, reject
 from qkdyn.figures.fig2 import draw_fig2
@@ -88,18 +88,19 @@ def chosen(config: Config, names: Sequence[str]) -> list[Arm]:
 
 def place(folder: Path, arm: Arm, evaluation: int) -> RecordPlace:
     """Where the record of an arm is."""
-    parts = ("runs", "matched", "trace")
+    lines = {"runs": len(arm.seeds) * len(arm.multipliers)}
+    parts = {part: (lines.get(part), names) for part, names in PARTS.items()}
     return RecordPlace(folder, arm.name, as_dict(arm), digest(arm), parts, {"evaluation": evaluation})
 
 
 def train(config: Config, arms: Sequence[Arm], options: Options) -> None:
     """Have a record of each arm; those that are not there yet are trained."""
-    places = [place(options.folder, arm, config.evaluation) for arm in arms]
-    if not options.fresh:
-        for known in places:
-            known.read()
+    known = {arm.name: arm for arm in config.trained}
+    places = [place(options.folder, arm, config.evaluation) for arm in config.trained]
+    places = settle(places, [arm.name for arm in arms], options)
     with on_request() as request:
-        for arm, own in zip(arms, places, strict=True):
+        for own in places:
+            arm = known[own.name]
             own.take_up(options, lambda store, update: train_arm(arm, config.evaluation, store, request, update))  # noqa: B023
 
 

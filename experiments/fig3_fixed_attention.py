@@ -28,7 +28,7 @@ import tyro
 
 from experiments.synthetic import published
 from experiments.synthetic.fixed_tables import compared_frame, curves_frame, show, summary_frame
-from experiments.synthetic.records import ArmOptions, Record, RecordPlace
+from experiments.synthetic.records import ArmOptions, Record, RecordPlace, settle
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import OutputError, check_count, check_positive, reject
 from qkdyn.figures.fig3 import draw_fig3
@@ -136,7 +136,8 @@ class Options(ArmOptions):
 
 def place(folder: Path, arm: Arm) -> RecordPlace:
     """Where the record of an arm is."""
-    return RecordPlace(folder, arm.name, as_dict(arm), digest(arm), ("curves",))
+    parts = {"curves": (len(arm.seeds) * len(arm.alpha), ("seed", "alpha", "loss", "incentive"))}
+    return RecordPlace(folder, arm.name, as_dict(arm), digest(arm), parts)
 
 
 def train_arm(
@@ -186,10 +187,7 @@ def _short(values: np.ndarray, digits: int) -> list[float]:
 def train(config: Config, options: Options) -> None:
     """Have a record of each arm; those that are not there yet are trained."""
     arms = config.arms()
-    places = [place(options.folder, arm) for arm in arms]
-    if not options.fresh:
-        for known in places:
-            known.read()
+    places = settle([place(options.folder, arm) for arm in arms], [arm.name for arm in arms], options)
     with on_request() as request:
         for arm, own in zip(arms, places, strict=True):
             own.take_up(options, lambda store, update: train_arm(arm, store, request, update))  # noqa: B023

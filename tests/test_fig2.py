@@ -11,7 +11,7 @@ from experiments.synthetic import tables, train
 from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
 from qkdyn import results
 from qkdyn.circuits import balancedness, collapse
-from qkdyn.errors import ConflictError, InputError, OutputError
+from qkdyn.errors import ConflictError, InputError, Interrupted, OutputError
 from qkdyn.figures.fig2 import draw_fig2
 
 TINY = {"epochs": 4, "batches": 5, "multipliers": (1.0, 10.0), "seeds": (1, 2), "eta_ov": 0.5, "length": 12}
@@ -57,6 +57,65 @@ def test_a_record_of_other_settings_is_refused_and_forgotten_when_asked(tiny, tm
     (tmp_path / "arms/one.json").write_text('{"arm": ')
     with pytest.raises(OutputError, match=r"cannot read .*one\.json"):
         run(tmp_path)
+
+
+def test_fresh_forgets_every_chosen_record_before_it_trains(tiny, tmp_path, monkeypatch):
+    """A command that is stopped early and goes on without --fresh must not take up what was to be forgotten."""
+    run(tmp_path)
+    real, started = fig2.train_arm, []
+
+    def stopped(arm, *rest):
+        raise Interrupted("SIGTERM")
+
+    monkeypatch.setattr(fig2, "train_arm", stopped)
+    with pytest.raises(Interrupted):
+        run(tmp_path, "--fresh", "--arms", "one")
+    assert [path.name for path in (tmp_path / "arms").iterdir()] == ["two.json"] and results.verify(tmp_path) != []
+    with pytest.raises(Interrupted):
+        run(tmp_path, "--fresh")
+    monkeypatch.setattr(fig2, "train_arm", lambda arm, *rest: started.append(arm.name) or real(arm, *rest))
+    assert run(tmp_path) == 0 and started == ["one", "two"] and results.verify(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record | {"runs": None},
+        lambda record: record | {"runs": record["runs"][:3]},
+        lambda record: record | {"runs": [{}] * 4},
+        lambda record: record | {"matched": [1]},
+        lambda record: record | {"trace": [{"step": 1}]},
+        lambda record: {name: value for name, value in record.items() if name != "trace"},
+        lambda record: [],
+    ],
+)
+def test_a_damaged_record_is_told_before_any_training(tiny, tmp_path, monkeypatch, change):
+    """Also that of an arm which was not asked for: the tables would stop at it afterwards."""
+    run(tmp_path, "--arms", "two")
+    path = tmp_path / "arms/two.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    monkeypatch.setattr(fig2, "train_arm", lambda *rest: pytest.fail("trains"))
+    for arm in ("one", "two"):
+        with pytest.raises(OutputError, match=r"cannot read .*two\.json"):
+            run(tmp_path, "--arms", arm)
+
+
+def test_a_record_of_another_digest_and_a_file_in_the_way_are_told(tiny, tmp_path):
+    run(tmp_path / "x", "--arms", "two")
+    path = tmp_path / "x/arms/two.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"digest": "0"}))
+    with pytest.raises(ConflictError, match="digest of other settings"):
+        run(tmp_path / "x")
+    (tmp_path / "y").mkdir()
+    (tmp_path / "y/arms").write_text("")
+    with pytest.raises(OutputError, match="a file is in the way"):
+        run(tmp_path / "y")
+
+
+def test_a_run_that_diverges_is_told_and_not_measured():
+    arm = Arm("far", "FAFO", "common", "common", **TINY | {"eta_ov": 1e4})
+    with pytest.raises(InputError, match="arm far, multiplier 1, seed 1 has diverged by epoch 4"):
+        train.train_arm(arm, 1)
 
 
 def test_what_a_record_says(tiny, tmp_path):
@@ -127,8 +186,11 @@ def test_wrong_input_is_refused(tiny, tmp_path, arguments, error, told):
 def test_arms_that_make_no_sense_are_refused():
     with pytest.raises(InputError, match="start must be one of identity, uniform, common, got 'zeros'"):
         Arm("x", "CACO", "zeros", "common", epochs=1, batches=1)
-    with pytest.raises(InputError, match="seeds must be"):
-        Arm("x", "CACO", "common", "common", **TINY | {"seeds": (1, 1)})
+    for wrong in ({"seeds": (1, 1)}, {"seeds": (-1,)}, {"multipliers": ()}, {"multipliers": (1, 1)}, {"levels": (0,)}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))[:-1]}s? must be"):
+            Arm("x", "CACO", "common", "common", **TINY | wrong)
+    with pytest.raises(InputError, match="starts must be both common or neither"):
+        Arm("x", "CACO", "common", "uniform", **TINY)
     with pytest.raises(InputError, match="at least one finished arm"):
         draw_fig2([], "anywhere")
     with pytest.raises(InputError, match="evaluation must be"):

@@ -62,6 +62,9 @@ def test_protocols_share_their_arms_and_records_are_taken_up(tiny, tmp_path, mon
 
     with pytest.raises(ConflictError, match="independent: false there, true here"):
         run(tmp_path, "--independent")
+    (tmp_path / "arms/collapsed-bias.json").write_text(json.dumps(records[0] | {"curves": curves[:3]}))
+    with pytest.raises(OutputError, match="its curves are not those of an arm"):
+        run(tmp_path)
     (tmp_path / "arms/collapsed-bias.json").write_text('{"arm": ')
     with pytest.raises(OutputError, match=r"cannot read .*collapsed-bias\.json"):
         run(tmp_path)

@@ -69,8 +69,16 @@ class Arm:
         for circuit in (self.qk, self.ov):
             if circuit not in STARTS:
                 reject("start", circuit, "one of " + ", ".join(STARTS))
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            reject("seeds", self.seeds, "distinct integers, at least one")
+        if (self.qk == "common") != (self.ov == "common"):
+            reject("starts", (self.qk, self.ov), "both common or neither")
+        for name in ("seeds", "multipliers"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                reject(name, values, "distinct numbers, at least one")
+        for seed in self.seeds:
+            check_count("each seed", seed, minimum=0)
+        for level in self.levels:
+            check_positive("each level", level)
 
     @property
     def task(self) -> TokensTask:

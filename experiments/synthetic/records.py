@@ -1,15 +1,17 @@
 """Records of finished arms: one small file each under arms/, taken up by later runs; what a command for them is told."""
 
 import json
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qkdyn.errors import ConflictError, InputError, OutputError
-from qkdyn.files import write_text
+from qkdyn.files import refusals, write_text
 from qkdyn.progress import Update, track
+from qkdyn.results import retract
 from qkdyn.results.provenance import source_state
 from qkdyn.train.store import Store, differences, open_store
 
@@ -52,7 +54,7 @@ class RecordPlace:
         name: of the arm.
         arm: the settings that it is trained by, as plain values.
         digest: of these.
-        parts: names of what was found, which the record must hold.
+        parts: what was found, each a list of lines: how many (None for any number), and names that a line has.
         measured: further settings, by which the trained arm is measured; a checkpoint serves them all.
     """
 
@@ -60,13 +62,18 @@ class RecordPlace:
     name: str
     arm: Mapping[str, Any]
     digest: str
-    parts: Sequence[str]
+    parts: Mapping[str, tuple[int | None, Collection[str]]]
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
         """The record's file."""
         return self.folder / "arms" / f"{self.name}.json"
+
+    @property
+    def home(self) -> Path:
+        """The folder of its checkpoints."""
+        return self.folder / "checkpoints" / self.name
 
     def read(self) -> Record | None:
         """The record of a finished arm; None where there is none.
@@ -79,7 +86,10 @@ class RecordPlace:
         try:
             record = json.loads(self.path.read_text())
             theirs = record["arm"] | {name: record[name] for name in self.measured}
-            found, *_ = (record[name] for name in ("digest", *self.parts))
+            found = record["digest"]
+            for part, (count, names) in self.parts.items():
+                if count not in (None, len(record[part])) or any(set(names) - set(line) for line in record[part]):
+                    raise ValueError(f"its {part} are not those of an arm")
         except (OSError, ValueError, LookupError, TypeError) as error:
             text = f"cannot read {self.path} ({type(error).__name__}: {error}); remove it, or --fresh"
             raise OutputError(text) from error
@@ -90,21 +100,28 @@ class RecordPlace:
             raise ConflictError(f"{self.path} has the digest of other settings; remove it, or --fresh")
         return record
 
+    def forget(self) -> None:
+        """Remove record and checkpoints."""
+        with refusals(self.path):
+            self.path.unlink(missing_ok=True)
+            if self.home.exists():
+                shutil.rmtree(self.home)
+
     def take_up(self, options: ArmOptions, train: Callable[[Store, Update], Record]) -> Record:
         """The record that is there, or else the one that `train` returns, written as soon as the arm is finished.
 
         Args:
-            options: whether to forget what is there, and how often to save.
+            options: how often to save.
             train: trains the arm with a store of checkpoints and a way to show progress.
 
         Raises:
             ConflictError, OutputError: see `read`. Interrupted: see `train`.
         """
-        if not options.fresh and (record := self.read()) is not None:
+        if (record := self.read()) is not None:
             return record
-        (self.folder / "arms").mkdir(exist_ok=True)
-        home = self.folder / "checkpoints" / self.name
-        store = open_store(home, self.arm, fresh=options.fresh, every=options.checkpoint_seconds)
+        with refusals(self.path.parent):
+            self.path.parent.mkdir(exist_ok=True)
+        store = open_store(self.home, self.arm, fresh=options.fresh, every=options.checkpoint_seconds)
         begun = time.monotonic()
         with track(self.name) as update:
             record = {"arm": self.arm, "digest": self.digest, **self.measured, **train(store, update)}
@@ -112,3 +129,23 @@ class RecordPlace:
         write_text(self.path, json.dumps(record, separators=(",", ":")) + "\n")
         store.forget()
         return record
+
+
+def settle(places: Sequence[RecordPlace], chosen: Collection[str], options: ArmOptions) -> list[RecordPlace]:
+    """The places of the chosen arms, when no record of the protocol is wrong, and with `fresh` theirs are forgotten.
+
+    All of it before any training: a wrong record would stop the tables afterwards, and one that is to be forgotten would be
+    taken up again if the command is stopped in between and goes on without --fresh.
+
+    Raises:
+        ConflictError, OutputError: see `RecordPlace.read`.
+    """
+    own = [known for known in places if known.name in chosen]
+    for known in places:
+        if not (options.fresh and known in own):
+            known.read()
+    if options.fresh:
+        for known in own:
+            retract(known.folder)
+            known.forget()
+    return own

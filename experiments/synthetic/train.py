@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.synthetic.arms import Arm
 from qkdyn.config import as_dict, digest
+from qkdyn.errors import InputError
 from qkdyn.metrics.attention import acmc, attention_confidence
 from qkdyn.metrics.dtap import dtap_counts
 from qkdyn.train.interrupt import Request
@@ -19,6 +20,24 @@ from qkdyn.train.tokens import TokenRun, TokenState, start_tokens, token_runs
 
 # Points of a trace that are kept.
 TRACE = 60
+# What the lines of a record's parts say.
+WHICH, ATTENTION = ("multiplier", "seed"), ("distinct", "query")
+PARTS = {
+    "runs": (
+        *WHICH,
+        "steps",
+        "stopped",
+        "training_loss",
+        *ATTENTION,
+        "loss",
+        "accuracy",
+        "confidence",
+        "acmc",
+        "counts",
+    ),
+    "matched": (*WHICH, "level", "step", *ATTENTION),
+    "trace": (*WHICH, "step", "training_loss", "evaluation", *ATTENTION),
+}
 
 
 def train_arm(
@@ -42,7 +61,7 @@ def train_arm(
         was reached) and trace (up to `TRACE` epochs of each run).
 
     Raises:
-        Interrupted: a signal was noted; the state is saved.
+        Interrupted: a signal was noted; the state is saved. InputError: a run has diverged.
     """
     with jax.enable_x64(False):
         probe = TokenProbe(arm.task)
@@ -50,8 +69,13 @@ def train_arm(
         begin = jax.tree.map(np.asarray, jax.jit(jax.vmap(probe))(states.params))
         campaign = TokenCampaign(arm.task, arm.epochs, arm.batches, probe, arm.reset, store, request)
 
+        names = [(r, seed) for r in arm.multipliers for seed in arm.seeds]
+
         def hear(states: TokenState, records: dict[str, np.ndarray]) -> None:
             done = records["loss"].shape[1]
+            for i in np.flatnonzero(np.isnan(records["evaluation"][:, -1]) & ~states.stopped):
+                where = "arm {}, multiplier {:g}, seed {}".format(arm.name, *names[i])
+                raise InputError(f"{where} has diverged by epoch {done}; its rates must be lower")
             seen = np.nanmin(records["loss"][:, -1]) if not np.isnan(records["loss"][:, -1]).all() else np.nan
             ended = int(states.stopped.sum())
             update(
@@ -59,7 +83,6 @@ def train_arm(
             )
 
         states, records = campaign.finish(states, _runs(arm), digest(arm), hear)
-        names = [(r, seed) for r in arm.multipliers for seed in arm.seeds]
         measured = [_measure(arm, states.params, i, seed, evaluation) for i, (_, seed) in enumerate(names)]
     whole = {name: np.concatenate([begin[name][:, None], records[name]], 1) for name in begin}
     lines = [
