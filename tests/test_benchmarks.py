@@ -4,12 +4,13 @@ import itertools
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import checkpoints, devices, memory, record, startup, throughput
+from benchmarks import checkpoints, devices, memory, record, startup, throughput, tokens
 from benchmarks.job import runs_of
 from benchmarks.measure import Bench, Finished, Row, interleaved, rows, run_process, seconds_of
 from benchmarks.throughput import COUNTS, count_in, name_of
@@ -93,7 +94,7 @@ def test_measured_runs_are_different_and_of_the_grid():
 
 
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("part", ["throughput", "startup", "checkpoints", "devices", "memory"])
+@pytest.mark.parametrize("part", ["throughput", "startup", "checkpoints", "devices", "memory", "tokens"])
 def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, quick, tmp_path, monkeypatch):
     """All that computes is replaced: what is left is what is asked for, in which order, and what becomes of the answers."""
     numbers, told, folders = itertools.count(1), [], []
@@ -115,11 +116,18 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
     for name in ("start_runs", "advance_runs"):
         monkeypatch.setattr(startup, name, lambda *what: [1])
     monkeypatch.setattr("jax.clear_caches", lambda: None)
+    monkeypatch.setattr(tokens, "_engine", lambda *what: lambda: float(next(numbers)))
+    monkeypatch.setattr(tokens, "_products", lambda *what: float(next(numbers)))
+    for name in ("loop", "vmapped"):
+        monkeypatch.setattr(tokens, name, lambda *what: lambda steps: float(next(numbers)))
+    with_torch = SimpleNamespace(find_spec=lambda name: quick or None)
+    monkeypatch.setattr(tokens, "importlib", SimpleNamespace(util=with_torch))
 
     found = bench.PARTS[part](Bench(quick, tmp_path, tmp_path / "cache", lambda share, status: told.append(share)))
     names = [row.name for row in found]
     assert part != "throughput" or len(names) == (4 if quick else 14)
     assert len(set(names)) == len(names) >= 2 and {row.part for row in found} == {part}
+    assert part != "tokens" or any("PyTorch" in name for name in names) == quick
     assert all(math.isfinite(row.value) and math.isfinite(row.ratio) for row in found)
     assert {row.baseline for row in found} <= {*names, "interval of 10 s"}
     assert told == sorted(told) and told[0] >= 0 and told[-1] < 1

@@ -134,6 +134,17 @@ def test_what_a_record_says(tiny, tmp_path):
     assert {line["level"] for line in record["matched"]} == {3.9}
 
 
+def test_the_scalars_are_on_theorem_1s_curve_and_uniform_attention_is_the_mean_share():
+    for r, loss in ((0.1, 0.01), (40.0, 0.5)):
+        arm = {"form": "CACO", "length": 64}
+        alpha, odds = tables.scalars(arm, r, loss), 22 / 41
+        # q + (m/n)(e^q - 1) = K mu^2 / 2 with alpha mu from the loss, m = 22, M = 50, b = 10, r times 2 / 50.
+        q, mu = np.log(alpha / (1 - alpha) / odds), np.log(49 / np.expm1(loss)) / alpha
+        np.testing.assert_allclose(q + odds * np.expm1(q), 2 * r / 50 * 49 / 500 * mu**2 / 2, rtol=1e-9)
+        assert np.isnan(tables.scalars(arm | {"form": "FACO"}, r, loss))
+    np.testing.assert_allclose([tables.uniform(64), tables.uniform(128)], [0.3492, 0.3520], atol=5e-5)
+
+
 def test_levels_are_read_in_the_logarithm_of_the_loss():
     arm = Arm("x", "CACO", "common", "common", levels=(2.0, 0.5, 0.1), **TINY)
     whole = {
