@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from qkdyn.config import main_guard
-from qkdyn.errors import InputError, RangeError, as_tuple, check_count, check_positive
+from qkdyn.errors import InputError, RangeError, as_tuple, check_count, check_positive, reject
 from qkdyn.experiment import TableExperiment
 from qkdyn.figures import canvas
 from qkdyn.figures.growth import check_growth, draw_growth
 from qkdyn.theory import Setting, at_loss, integrate
+from qkdyn.theory.setting import STRONGEST, WEAKEST
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # The last line of the published notebook's output for two ratios at M = 20: (t min(1, r), mu_ov, mu_qk, alpha) at loss 1e-4.
 PUBLISHED = {0.01: (2.55e6, 81.669, 0.559, 0.149), 0.1: (4.9e6, 42.282, 1.395, 0.287)}
+MOST_LOSSES, LOWEST_LOSS = 10_000, 1e-200
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,13 @@ class Config:
             if not values or len(set(values)) < len(values):
                 raise InputError(f"{name} must be distinct values, at least one, got {values}")
         for ratio in self.r:
-            check_positive("each of r", ratio)
-        check_count("losses", self.losses, minimum=2)
-        if not check_positive("last_loss", self.last_loss) < check_positive("first_loss", self.first_loss):
-            raise InputError(f"last_loss must be below first_loss, got {self.last_loss} and {self.first_loss}")
+            check_positive("each of r", ratio, least=WEAKEST, most=STRONGEST)
+        if check_count("losses", self.losses, minimum=2) > MOST_LOSSES:
+            reject("losses", self.losses, f"at most {MOST_LOSSES}")
+        first, last = check_positive("first_loss", self.first_loss), check_positive("last_loss", self.last_loss)
+        if not LOWEST_LOSS <= last <= 0.99 * first:
+            allowed = f"from {LOWEST_LOSS:g}, whose time float64 can hold, to 0.99 first_loss = {0.99 * first:g}"
+            reject("last_loss", last, allowed)
         lowest = min(self.setting(M).initial_loss for M in self.M)
         if self.first_loss >= lowest:
             raise RangeError(

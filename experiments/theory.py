@@ -22,6 +22,7 @@ from qkdyn.figures.laboratory import draw_laboratory
 from qkdyn.files import prepare_folder, write_text
 from qkdyn.progress import track
 from qkdyn.results import load_frame, manifest, retract, warn_unless_vouched, write_manifest
+from qkdyn.results.frames import check_frame
 from qkdyn.train.devices import Machine
 from qkdyn.train.lock import lock
 
@@ -81,15 +82,36 @@ def run(config: Config) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
     return frame, tables
 
 
+def read(folder: Path) -> "tuple[pd.DataFrame, dict[str, pd.DataFrame]]":
+    """The tables of an earlier run, with a warning for each that its manifest does not vouch for.
+
+    Raises:
+        OutputError: there is no table of checks, or a table is damaged. InputError: the checks are not those of a run.
+    """
+    do = "run this command without --draw-only first, or name by --out the folder where that was done"
+    frame = load_frame(folder / "checks.csv", do=do)
+    source, words = str(folder / "checks.csv"), ("part", "statement", "setting")
+    check_frame(frame, key=words, numbers=("value", "limit"), source=source, do=do)
+    for name in (*words, "expected"):
+        kind = bool if name == "expected" else str
+        if name not in frame or not all(isinstance(value, kind) for value in frame[name].tolist()):
+            raise InputError(f"{name} in {source} must hold {'True or False' if kind is bool else 'words'}; {do}")
+    paths = sorted(folder.glob("*.csv"))
+    for path in paths:
+        warn_unless_vouched(path, required=True)
+    return frame, {path.stem: load_frame(path, do=do) for path in paths if path.stem != "checks"}
+
+
 def checks_of(frame: "pd.DataFrame") -> list[Check]:
     """The checks of a table that `run` made or that was read."""
-    columns = frame[list(Check._fields)].astype({"note": object}).fillna({"note": ""})
+    columns = frame.reindex(columns=list(Check._fields)).astype({"note": object}).fillna({"note": ""})
     return [Check(*values) for values in columns.itertuples(index=False)]
 
 
-def draw(frame: "pd.DataFrame", tables: "dict[str, pd.DataFrame]", folder: Path, how: str) -> list[Path]:
-    """The figures and the page."""
+def draw(frame: "pd.DataFrame", tables: "dict[str, pd.DataFrame]", folder: Path) -> list[Path]:
+    """The figures and the page, the same files whenever they are drawn from the tables in `folder`."""
     files = draw_laboratory(tables, folder)
+    how = "Made by `python -m experiments.theory`; run.json has its arguments and the hardware."
     text = page(checks_of(frame), [path.name for path in files], how)
     return [*files, write_text(folder / "theory.md", text)]
 
@@ -101,14 +123,10 @@ def write(
     retract(folder)
     named = {"checks": frame} | tables
     files = [write_text(folder / f"{n}.csv", t.to_csv(index=False, float_format="%.10g")) for n, t in named.items()]
-    files += draw(frame, tables, folder, _how(config))
+    # Drawn from what was written, so that redrawn files are the same.
+    files += draw(load_frame(files[0]), {path.stem: load_frame(path) for path in files[1:]}, folder)
     record = manifest(as_dict(config), wall_seconds=wall, argv=argv, files=files, digest=digest(config))
     return [*files, write_manifest(record, folder)]
-
-
-def _how(config: Config) -> str:
-    size = "" if config.full else " --quick (smaller sizes, fewer ratios)"
-    return f"Made by `python -m experiments.theory{size}`; parts: {', '.join(config.parts)}; run.json has the hardware."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,13 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, options = parse(PROTOCOLS, TableOptions(), arguments, prog=prog, description=description)
     folder = options.folder("theory")
     if options.draw_only:
-        do = "run this command without --draw-only first, or name by --out the folder where that was done"
-        frame = load_frame(folder / "checks.csv", do=do)
-        warn_unless_vouched(folder / "checks.csv")
-        tables = {path.stem: load_frame(path) for path in sorted(folder.glob("*.csv")) if path.stem != "checks"}
-        parts = tuple(dict.fromkeys(frame["part"]))
-        how = f"Redrawn from the tables beside this page; parts: {', '.join(parts)}."
-        files, seconds = draw(frame, tables, folder, how), {}
+        frame, tables = read(folder)
+        files, seconds = draw(frame, tables, prepare_folder(folder)), {}
     else:
         Machine().join()
         with lock(prepare_folder(folder)):

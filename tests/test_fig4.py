@@ -65,7 +65,10 @@ def test_wrong_input_is_refused_before_anything_is_written(arguments, error, tol
     "fields, error, told",
     [
         ({"first_loss": 2.0}, RangeError, "below ln M = 1.60944"),
-        ({"last_loss": 1.0}, InputError, "last_loss must be below first_loss"),
+        ({"last_loss": 1.0}, InputError, "last_loss must be from 1e-200.*0.99 first_loss"),
+        ({"last_loss": 1e-250}, InputError, "last_loss must be from 1e-200"),
+        ({"losses": 10**12}, InputError, "losses must be at most 10000"),
+        ({"r": (1e-80,)}, InputError, "each of r must be between 1e-75"),
         ({"r": (1.0, -1.0)}, InputError, "each of r must be"),
         ({"M": (5, 5)}, InputError, "M must be distinct"),
         ({"losses": 1}, InputError, "losses must be"),

@@ -9,7 +9,7 @@ from experiments import theory
 from experiments.laboratory import identities, instabilities, lemma3, omega, random_start, scalars, theorem1
 from experiments.laboratory.check import Check
 from qkdyn import results
-from qkdyn.errors import InputError, OutputError
+from qkdyn.errors import InputError, OutputError, OutputWarning
 
 PARTS = [identities, omega, theorem1, instabilities, scalars, lemma3, random_start]
 
@@ -53,9 +53,13 @@ def test_the_command_writes_a_page_and_draws_it_again(tmp_path, capsys):
     assert results.verify(tmp_path) == []
     page = (tmp_path / "theory.md").read_text()
     assert "| Lemma 3, eq. (26) |" in page and "](bounds.png)" in page and "0 of all against expectation" in page
-    picture = (tmp_path / "bounds.png").read_bytes()
     assert theory.main(["--draw-only", "--out", str(tmp_path)]) == 0
-    assert (tmp_path / "bounds.png").read_bytes() == picture
+    assert results.verify(tmp_path) == []  # The same files again.
+    assert (tmp_path / "theory.md").read_text() == page
+    (tmp_path / "run.json").unlink()  # As a kill while files are written leaves the folder.
+    with pytest.warns(OutputWarning) as told:
+        theory.main(["--draw-only", "--out", str(tmp_path)])
+    assert [warning for warning in told if "bounds.csv" in str(warning.message)]
     assert "lemma 3" in capsys.readouterr().out
 
 
@@ -71,6 +75,28 @@ def test_a_statement_against_expectation_is_the_exit_status(tmp_path, monkeypatc
 def test_unknown_parts_are_refused(parts, told):
     with pytest.raises(InputError, match=told):
         theory.Config(parts=parts)
+
+
+CHECKS = "part,statement,setting,value,limit,expected,note\n"
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("garbage", "lacks the columns part, statement"),
+        (CHECKS, "holds no row"),
+        (CHECKS + "a,b,c,x,1,True,", "value in .* must hold numbers, got 'x'"),
+        (CHECKS + ",b,c,1,1,True,", "blanks in part"),
+        (CHECKS + "a,b,c,1,1,maybe,", "expected in .* must hold True or False"),
+        (CHECKS + "1,b,c,1,1,True,", "part in .* must hold words"),
+    ],
+)
+def test_damaged_checks_leave_the_page_as_it_is(text, told, tmp_path):
+    (tmp_path / "checks.csv").write_text(text)
+    (tmp_path / "theory.md").write_text("the page")
+    with pytest.raises(InputError, match=told):
+        theory.main(["--draw-only", "--out", str(tmp_path)])
+    assert (tmp_path / "theory.md").read_text() == "the page"
 
 
 def test_nothing_to_draw_is_said(tmp_path):

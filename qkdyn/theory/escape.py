@@ -11,10 +11,11 @@ from collections.abc import Mapping
 import jax
 import numpy as np
 
-from qkdyn.circuits import Params, parameterization_of
-from qkdyn.errors import check_positive
+from qkdyn.circuits import CIRCUITS, Params, collapse, parameterization_of
+from qkdyn.errors import reject
 from qkdyn.parameterization import Parameterization
-from qkdyn.theory.setting import Setting, check_setting
+from qkdyn.theory.omega import check_matrices
+from qkdyn.theory.setting import Setting, check_matrix, check_rate, check_setting
 
 
 def effective_start(params: Params, directions: Mapping[str, np.ndarray]) -> tuple[float, float]:
@@ -27,17 +28,29 @@ def effective_start(params: Params, directions: Mapping[str, np.ndarray]) -> tup
     Returns:
         mean |p|^2 / sqrt(b) over the pairs of Sbar and mean |p|^2 / b over those of D; 0 for a collapsed circuit, which needs
         no start to leave zero.
+
+    Raises:
+        InputError: matrices are malformed or do not fit the directions, or a direction is zero.
     """
-    form = parameterization_of(params)
-    qk, ov = (jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params[circuit]) for circuit in ("qk", "ov"))
-    U, s, Vh = np.linalg.svd(np.asarray(directions["ov"], np.float64), full_matrices=False)
+    with jax.enable_x64(True):
+        tree = check_matrices("params", params)
+        sizes = {circuit: next(iter(part.values())).shape for circuit, part in collapse(tree).items()}
+        qk, ov = (jax.tree.map(np.asarray, tree[circuit]) for circuit in CIRCUITS)
+    form = parameterization_of(tree)
+    if not isinstance(directions, Mapping) or not set(CIRCUITS) <= set(directions):
+        reject("directions", directions, 'D as "qk" and Sbar as "ov"', "pass design.directions() or task.directions()")
+    D, Sbar = (check_matrix(f"directions {circuit}", directions[circuit]) for circuit in CIRCUITS)
+    if (D.shape, Sbar.shape) != (sizes["qk"], sizes["ov"]) or not (D.any() and Sbar.any()):
+        allowed = f"not zero and of shapes {sizes['qk']} and {sizes['ov']}, those of W_QK and W_OV"
+        reject("the shapes of directions", (D.shape, Sbar.shape), allowed)
+    U, s, Vh = np.linalg.svd(Sbar, full_matrices=False)
     pairs = s > s[0] / 2  # M - 1 equal ones and a zero
     mu_ov = mu_qk = 0.0
     if form.factorized_ov:
         p = (ov["W_O"].T @ U[:, pairs] + ov["W_V"] @ Vh[pairs].T) / 2
         mu_ov = float((p**2).sum(0).mean() / s[0])
     if form.factorized_qk:
-        values, vectors = np.linalg.eigh(np.asarray(directions["qk"], np.float64))
+        values, vectors = np.linalg.eigh(D)
         classes = vectors[:, values > values[-1] / 2]
         p = (qk["W_K"].T @ classes + qk["W_Q"].T @ classes) / 2
         mu_qk = float((p**2).sum(0).mean() / values[-1])
@@ -50,8 +63,8 @@ def expected_start(setting: Setting, parameterization: "str | Parameterization",
     E |p|^2 = sigma^2 / 2: (sigma^2 / (2 sqrt(b)), sigma^2 / (2 b)), and 0 for a collapsed circuit.
 
     Raises:
-        InputError: sigma is not positive, or the parameterization unknown.
+        InputError: sigma is not from 1e-75 to 1e75, or the parameterization unknown.
     """
     form, b = Parameterization.parse(parameterization), check_setting(setting).b
-    half = check_positive("sigma", sigma) ** 2 / 2
+    half = check_rate("sigma", sigma) ** 2 / 2
     return half / math.sqrt(b) * form.factorized_ov, half / b * form.factorized_qk

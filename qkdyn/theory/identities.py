@@ -6,6 +6,7 @@ sequence X (T, d), its query x_T (d,) and its label y, as in the Appendix; `sequ
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,18 @@ from qkdyn.attention import cross_entropy, forward
 from qkdyn.circuits import CIRCUITS, Params, collapse, parameterization_of
 from qkdyn.errors import check_count, check_positive, reject
 from qkdyn.parameterization import Parameterization
-from qkdyn.theory.omega import Rate, apply, effective_rate, factorized_flow, gradient_descent, kronecker, rates_of, vec
+from qkdyn.theory.omega import (
+    Rate,
+    apply,
+    check_loss,
+    effective_rate,
+    factorized_flow,
+    gradient_descent,
+    kronecker,
+    rates_of,
+    vec,
+)
+from qkdyn.theory.setting import check_array
 
 __all__ = [
     "Problem",
@@ -93,17 +105,27 @@ def sequence_loss(
     return cross_entropy(forward(params, X, x_T)[0], y)
 
 
-def _check_factors(params: Any, X: Any = None) -> None:
-    """Raise InputError unless both circuits are factorized and X, where given, is one sequence."""
-    if parameterization_of(params) is not Parameterization.FAFO:
-        names = {circuit: sorted(params[circuit]) for circuit in CIRCUITS}
-        reject("params", names, "factorized in both circuits", "use omega.factorize_at_rates")
-    if X is not None and X.ndim != 2:
-        reject("the shape of X", X.shape, "(T, d), one sequence", "the Appendix writes its gradients for one")
+def _check_factors(params: Any) -> None:
+    """Raise InputError unless both circuits are factorized."""
+    if not isinstance(params, dict) or parameterization_of(params) is not Parameterization.FAFO:
+        reject("params", params, "factorized in both circuits", "use omega.factorize_at_rates")
+
+
+def _check_sequence(params: Params, X: Any, x_T: Any, y: Any) -> None:
+    """Raise InputError unless X, x_T and y are one sequence that the factors take."""
+    M, d = params["ov"]["W_O"].shape[0], params["ov"]["W_V"].shape[-1]
+    shapes = tuple(map(np.shape, (X, x_T, y)))
+    if shapes != ((*shapes[0][:1], d), (d,), ()):
+        do = "the Appendix writes its gradients for one"
+        reject("the shapes of X, x_T and y", shapes, f"(T, {d}), ({d},) and (), one sequence", do)
+    if not 0 <= int(y) < M:
+        reject("y", int(y), f"from 0 to M - 1 = {M - 1}")
 
 
 def _residual(claimed: Any, true: Any) -> float:
-    return float(jnp.linalg.norm(jnp.asarray(claimed - true)) / jnp.linalg.norm(jnp.asarray(true)))
+    """||claimed - true|| / ||true||, where 0 / 0 is 0."""
+    off, size = float(jnp.linalg.norm(jnp.asarray(claimed - true))), float(jnp.linalg.norm(jnp.asarray(true)))
+    return 0.0 if off == 0 else off / size if size else math.inf
 
 
 def _factors(params: Params) -> tuple[Array, Array, Array, Array]:
@@ -112,7 +134,8 @@ def _factors(params: Params) -> tuple[Array, Array, Array, Array]:
 
 def _formulas(params: Params, X: Array, x_T: Array, y: Array, printed: bool) -> dict[str, Array]:
     """The gradients (30)-(32) and (45)-(47), term by term as the Appendix writes them."""
-    _check_factors(params, X)
+    _check_factors(params)
+    _check_sequence(params, X, x_T, y)
     W_K, W_Q, W_O, W_V = _factors(params)
     A = jax.nn.softmax(X @ W_K @ W_Q.T @ x_T)
     x = X.T @ A
@@ -205,6 +228,7 @@ def product_velocity(
         eta_ov: rate, or (eta_O, eta_V).
     """
     _check_factors(params)
+    check_loss(loss, params)
     rates = rates_of(params, eta_qk, eta_ov)
     velocity = jax.tree.map(lambda G, eta: -eta * G, jax.grad(loss)(params), rates)
     products, moved = jax.jvp(collapse, (params,), (velocity,))
@@ -272,6 +296,7 @@ def vec_order(C: Float[Array, "M d"], G: Float[Array, "M d"]) -> dict[str, float
 @_float64
 def homogeneity(C: Float[Array, "M d"], G: Float[Array, "M d"], c: float) -> dict[str, float]:
     """Residual of Omega(c C) = |c| Omega(C), and of the paper's Omega(c C) = c Omega(C), which needs c > 0."""
+    check_array("c", c)
     scaled = apply(c * C, G)
     return {"|c|": _residual(abs(c) * apply(C, G), scaled), "c": _residual(c * apply(C, G), scaled)}
 
@@ -284,6 +309,8 @@ def kronecker_sum(C: Float[Array, "M d"]) -> float:
     """
     import scipy.linalg
 
+    if not C.any():
+        reject("C", 0.0, "not all zero")
     Omega = kronecker(C / jnp.linalg.norm(C))
     # Polar factors: (C C^T)^(1/2) on the left, (C^T C)^(1/2) on the right.
     left, right = (scipy.linalg.polar(np.asarray(C / jnp.linalg.norm(C)), side)[1] for side in ("left", "right"))
@@ -301,7 +328,7 @@ def square_roots(M: int, d: int, rank: int, seed: int = 0) -> dict[str, float]:
 
     if check_count("rank", rank) > min(check_count("M", M), check_count("d", d)):
         reject("rank", rank, f"at most min(M, d) = {min(M, d)}")
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(check_count("seed", seed, minimum=0))
     U, V = (np.linalg.qr(draw.standard_normal((size, rank)))[0] for size in (M, d))
     s = draw.uniform(0.5, 2.0, rank)
     C, true = (U * s) @ V.T, (V * s) @ V.T
@@ -318,6 +345,8 @@ def scalar_multiple(C: Float[Array, "M d"]) -> float:
     Its eigenvalues are sums s_i + s_j of singular values, those padded with zeros to M and to d: the distance is 0 only where
     all are equal, so never where M and d differ (C not zero). There Omega is no change of the learning rate.
     """
+    if not C.any():
+        return 0.0
     Omega = kronecker(C)
     nearest = jnp.trace(Omega) / Omega.shape[0] * jnp.eye(Omega.shape[0])
     return float(jnp.linalg.norm(Omega - nearest) / jnp.linalg.norm(Omega))

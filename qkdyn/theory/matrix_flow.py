@@ -16,7 +16,7 @@ from qkdyn.attention import cross_entropy, forward
 from qkdyn.circuits import Params, collapse, parameterization_of
 from qkdyn.errors import InputError, QkdynError, RangeError, check_positive, reject
 from qkdyn.tasks.designs import Design
-from qkdyn.theory.setting import Reals, check_array, check_rate, check_times
+from qkdyn.theory.setting import Reals, check_array, check_matrix, check_rate, check_times
 
 # Parameters as callers may have them: what `circuits` makes, or what a trajectory holds at one time.
 Matrices = Mapping[str, Mapping[str, Array | np.ndarray]]
@@ -170,14 +170,11 @@ def _flow(
             where = np.log(loss / where)
         first = 1e-3 * (1.0 if by_loss else loss / descent)
         solved = _solve(start, design, where, first, rates, scale, np.array(by_loss))
-        reached, states, measured, succeeded = jax.tree.map(np.asarray, solved)
+        reached, (params, t), measured, succeeded = jax.tree.map(np.asarray, solved)
     if not (succeeded and np.isfinite(measured["loss"]).all()):
         ratio = rates["qk"] / rates["ov"]
-        done = reached[np.isfinite(reached)]
-        last = done[-1] if done.size else 0.0
-        what = f"loss = {loss * np.exp(-last):g}" if by_loss else f"t = {last:g}"
-        raise QkdynError(f"the flow at r = {ratio:g} gave up; of the states asked for it reached {what}; ask for less")
-    params, t = states
+        what = f"loss = {loss * np.exp(-float(reached)):g}" if by_loss else f"t = {float(reached):g}"
+        raise QkdynError(f"the flow at r = {ratio:g} gave up at {what}; ask for less")
     return MatrixTrajectory(t=t if by_loss else where, params=params, **measured)
 
 
@@ -188,7 +185,7 @@ def _check_start(design: Any, initial: Any) -> Params:
     if not isinstance(initial, Mapping) or not all(isinstance(part, Mapping) for part in initial.values()):
         reject("initial", initial, "a tree of parameters", "e.g. on_ansatz(design.directions(), ...)")
     params = {
-        circuit: {name: jnp.asarray(leaf, jnp.float64) for name, leaf in part.items()}
+        circuit: {name: jnp.asarray(check_matrix(f"initial {name}", leaf)) for name, leaf in part.items()}
         for circuit, part in initial.items()
     }
     parameterization_of(params)
@@ -198,8 +195,6 @@ def _check_start(design: Any, initial: Any) -> Params:
             shape = (M if name in ("W_O", "W_OV") else d, d)
             if np.shape(leaf) != shape:
                 reject(f"the shape of {name}", np.shape(leaf), f"{shape} for this design")
-            if not np.isfinite(np.asarray(leaf)).all():
-                reject(f"initial {name}", leaf, "finite")
     start = without_background(params, design)
     products = [jax.tree.leaves(jax.tree.map(np.asarray, collapse(tree))) for tree in (params, start)]
     for before, after in zip(*products, strict=True):
@@ -264,15 +259,15 @@ def _solve(
         dt0=first,
         y0=(start, jnp.zeros(())),
         args=(design, rates, scale, by_loss),
-        saveat=diffrax.SaveAt(ts=where),
+        saveat=diffrax.SaveAt(subs=(diffrax.SubSaveAt(ts=where), diffrax.SubSaveAt(t1=True))),
         stepsize_controller=controller,
         max_steps=MAX_STEPS,
         throw=False,
     )
-    states: Any = solution.ys
+    (states, _), (_, reached) = jax.tree.map(jnp.asarray, (solution.ys, solution.ts))
     # One time after another: attention of all sequences at all times would not fit.
     measured = jax.lax.map(lambda params: _measure(params, design, scale), states[0])
-    return solution.ts, states, measured, solution.result == diffrax.RESULTS.successful
+    return reached[0], states, measured, solution.result == diffrax.RESULTS.successful
 
 
 def _measure(params: Params, design: Design, scale: Array) -> dict[str, Array]:

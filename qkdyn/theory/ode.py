@@ -40,7 +40,7 @@ def solve(
     start: Float[Array, "2"],
     scalars: Float[Array, "4"],
     factorized: Bool[Array, "2"],
-) -> tuple[Float[Array, "runs t 2"], Bool[Array, " runs"]]:
+) -> tuple[Float[Array, "runs t 2"], Float[Array, " runs"], Bool[Array, " runs"]]:
     """Integrate from time 0 for every ratio; one compilation serves all settings and parameterizations.
 
     Args:
@@ -51,7 +51,7 @@ def solve(
         factorized: (QK, OV).
 
     Returns:
-        (mu_ov, mu_qk) at every time, and whether each integration succeeded.
+        (mu_ov, mu_qk) at every time, and for each integration the time reached and whether that is the end.
     """
     eta_ov, log_odds, b, classes = scalars
     # mu_qk starts like t^2 and may be 1e-20 at the first time asked for: errors count relative to the state, and atol
@@ -69,11 +69,12 @@ def solve(
             dt0=1e-3 * b / eta_ov,
             y0=start,
             args=(ratio, eta_ov, log_odds, b, classes, *factorized),
-            saveat=diffrax.SaveAt(ts=t),
+            saveat=diffrax.SaveAt(subs=(diffrax.SubSaveAt(ts=t), diffrax.SubSaveAt(t1=True))),
             stepsize_controller=controller,
             max_steps=MAX_STEPS,
             throw=False,
         )
-        return jnp.asarray(solution.ys), solution.result == diffrax.RESULTS.successful
+        (states, _), (_, reached) = jax.tree.map(jnp.asarray, (solution.ys, solution.ts))
+        return states, reached[0], solution.result == diffrax.RESULTS.successful
 
     return jax.vmap(one)(r)

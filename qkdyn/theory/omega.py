@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, Float64
 from qkdyn.circuits import CIRCUITS, Params, balancedness, collapse, factorize, parameterization_of
 from qkdyn.errors import InputError, QkdynError, as_tuple, check_count, check_positive, reject
 from qkdyn.parameterization import Parameterization
-from qkdyn.theory.setting import LARGEST, Reals, check_rate, check_times
+from qkdyn.theory.setting import Reals, check_matrix, check_rate, check_times
 
 # fmt: off
 __all__ = [
-    "Comparison", "Flow", "apply", "balance_defect", "compare_flows", "effective_rate", "factorize_at_rates",
-    "factorized_flow", "gradient_descent", "kronecker", "preconditioned_flow", "rates_of", "vec",
+    "Comparison", "Flow", "apply", "balance_defect", "check_loss", "check_matrices", "compare_flows", "effective_rate",
+    "factorize_at_rates", "factorized_flow", "gradient_descent", "kronecker", "preconditioned_flow", "rates_of", "vec",
 ]
 # fmt: on
 
@@ -115,7 +115,7 @@ def balance_defect(params: Matrices, *, eta_qk: Rate = 1.0, eta_ov: Rate = 1.0) 
         InputError: matrices or rates are malformed.
     """
     with jax.enable_x64(True):
-        tree = _check_matrices("params", params)
+        tree = check_matrices("params", params)
         rates = rates_of(tree, eta_qk, eta_ov)
         scaled = jax.tree.map(lambda leaf, eta: leaf / math.sqrt(eta), tree, rates)
         return {circuit: float(defect) for circuit, defect in balancedness(scaled).items()}
@@ -135,7 +135,7 @@ def factorize_at_rates(
         InputError: matrices or rates are malformed, or a circuit to be factorized is zero.
     """
     with jax.enable_x64(True):
-        tree = factorize(_check_matrices("params", params), parameterization)
+        tree = factorize(check_matrices("params", params), parameterization)
         rates = rates_of(tree, eta_qk, eta_ov)
         result = {circuit: {name: np.asarray(leaf) for name, leaf in tree[circuit].items()} for circuit in CIRCUITS}
     for circuit in CIRCUITS:
@@ -165,7 +165,7 @@ def factorized_flow(loss: Loss, initial: Matrices, t: Reals, *, eta_qk: Rate = 1
     """
     times = check_times(t)
     with jax.enable_x64(True):
-        start = _check_matrices("initial", initial)
+        start = check_matrices("initial", initial)
         return _flow(loss, (), start, times, rates_of(start, eta_qk, eta_ov))
 
 
@@ -200,7 +200,7 @@ def preconditioned_flow(
     if set(under) - set(CIRCUITS):
         reject("factorized", factorized, f"circuits, among {CIRCUITS}")
     with jax.enable_x64(True):
-        start = _check_matrices("initial", initial)
+        start = check_matrices("initial", initial)
         if parameterization_of(start) is not Parameterization.CACO:
             reject(
                 "initial",
@@ -250,7 +250,7 @@ def compare_flows(
             )
     of_factors = factorized_flow(loss, initial, t, eta_qk=eta_qk, eta_ov=eta_ov)
     with jax.enable_x64(True):
-        start = _check_matrices("initial", initial)
+        start = check_matrices("initial", initial)
         rates, flat = rates_of(start, eta_qk, eta_ov), collapse(start)
     under = [circuit for circuit in CIRCUITS if len(start[circuit]) == 2]
     of_products = preconditioned_flow(
@@ -275,14 +275,20 @@ def gradient_descent(
 
     Raises:
         InputError: a value is not allowed.
+        QkdynError: the descent diverged; the message names its step and r.
     """
     count = check_count("steps", steps)
     step = check_positive("t", t) / count
     with jax.enable_x64(True):
-        start = _check_matrices("initial", initial)
-        _check_loss(loss, start)
-        rates = jax.tree.map(lambda eta: step * eta, rates_of(start, eta_qk, eta_ov))
-        return jax.tree.map(np.asarray, _descend(loss, start, rates, count))
+        start = check_matrices("initial", initial)
+        check_loss(loss, start)
+        rates = rates_of(start, eta_qk, eta_ov)
+        steps_of = jax.tree.map(lambda eta: step * eta, rates)
+        end = jax.tree.map(np.asarray, _descend(loss, start, steps_of, count))
+    if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(end)):
+        r = effective_rate(rates["qk"]) / effective_rate(rates["ov"])
+        raise QkdynError(f"gradient descent in {count} steps of {step:g} at r = {r:g} diverged; take more steps")
+    return end
 
 
 def effective_rate(rates: Mapping[str, float]) -> float:
@@ -296,21 +302,22 @@ def _distance(of: np.ndarray, to: np.ndarray) -> np.ndarray:
     return np.linalg.norm(of - to, axis=(-2, -1)) / np.where(size > 0, size, 1.0)
 
 
-def _check_matrices(name: str, params: Any) -> Params:
-    """Return `params` as float64 JAX arrays (inside enable_x64), or raise InputError unless all are finite matrices."""
+def check_matrices(name: str, params: Any) -> Params:
+    """Return `params` as float64 JAX arrays (inside enable_x64), or raise InputError unless they are matrices that fit."""
     if not isinstance(params, Mapping) or not all(isinstance(params.get(c), Mapping) for c in CIRCUITS):
         reject(name, params, 'Params, {"qk": {...}, "ov": {...}}')
     tree: Params = {}
     for circuit in CIRCUITS:
         tree[circuit] = {}
         for key, leaf in params[circuit].items():
-            matrix = np.asarray(leaf)
-            if matrix.ndim != 2 or matrix.dtype.kind not in "iuf":
-                reject(f"{name} {key}", matrix.shape, "a matrix of real numbers")
-            if not np.isfinite(matrix).all() or np.abs(matrix).max(initial=0.0) > math.sqrt(LARGEST):
-                reject(f"{name} {key}", float(np.abs(matrix).max()), "finite, its entries below 1e150")
-            tree[circuit][key] = jnp.asarray(matrix, jnp.float64)
+            tree[circuit][key] = jnp.asarray(check_matrix(f"{name} {key}", leaf))
     parameterization_of(tree)
+    shapes = {key: leaf.shape for part in tree.values() for key, leaf in part.items()}
+    qk, ov = tree["qk"], tree["ov"]
+    d = shapes["W_OV" if "W_OV" in ov else "W_V"][1]
+    fit = shapes["W_QK"] == (d, d) if "W_QK" in qk else shapes["W_K"] == shapes["W_Q"] == (d, shapes["W_K"][1])
+    if not fit or ("W_O" in ov and shapes["W_O"][1] != shapes["W_V"][0]):
+        reject(f"the shapes in {name}", shapes, "such that W_K W_Q^T is (d, d) and W_O W_V is (M, d)")
     return tree
 
 
@@ -333,7 +340,8 @@ def rates_of(params: Params, eta_qk: Rate, eta_ov: Rate) -> dict[str, dict[str, 
     return tree
 
 
-def _check_loss(loss: Loss, params: Params) -> None:
+def check_loss(loss: Loss, params: Params) -> None:
+    """Raise InputError unless `loss` makes one real number of `params`."""
     if not callable(loss):
         reject("loss", loss, "a function of Params")
     shape = jax.eval_shape(loss, params)
@@ -345,7 +353,7 @@ def _flow(
     loss: Loss, preconditioned: tuple[str, ...], start: Params, times: np.ndarray, rates: dict[str, dict[str, float]]
 ) -> Flow:
     """Integrate inside enable_x64, and check the result on the host."""
-    _check_loss(loss, start)
+    check_loss(loss, start)
     states, reached, succeeded, steps = _solve(loss, preconditioned, start, times, rates)
     params = jax.tree.map(np.asarray, states)
     if not (bool(succeeded) and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))):

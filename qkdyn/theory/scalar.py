@@ -57,7 +57,7 @@ def integrate(
 
     Raises:
         InputError: a value is not allowed.
-        QkdynError: the integrator gave up; the message names the ratios.
+        QkdynError: the integrator gave up; the message names the ratios and the times reached.
     """
     curve = Curve.start(setting, parameterization, initial)
     ratio, times, which = check_ratio(r), check_times(t), curve.parameterization
@@ -73,10 +73,11 @@ def integrate(
     # Entered outside the jitted function and left after it: the caller's own float32 programs never notice.
     with jax.enable_x64(True):
         solved = ode.solve(ratio.ravel(), times, np.array([curve.mu0, curve.q0]), scalars, factorized)
-        states, succeeded = (np.asarray(part) for part in solved)
+        states, reached, succeeded = (np.asarray(part) for part in solved)
     if not (succeeded.all() and np.isfinite(states).all()):
-        failing = ratio.ravel()[~(succeeded & np.isfinite(states).all((1, 2)))]
-        names = ", ".join(f"{value:g}" for value in failing[:10]) + (", ..." if failing.size > 10 else "")
+        failed = ~(succeeded & np.isfinite(states).all((1, 2)))
+        cases = [f"{r:g} (stopped at t = {t:g})" for r, t in zip(ratio.ravel()[failed], reached[failed], strict=True)]
+        names = ", ".join(cases[:10]) + (", ..." if len(cases) > 10 else "")
         raise QkdynError(f"integration to t = {times[-1]:g} failed at r = {names}; at_time gives the same state")
     mu_ov, mu_qk = (states[..., index].reshape(*ratio.shape, times.size) for index in (0, 1))
     alpha = setting.attention(mu_qk)

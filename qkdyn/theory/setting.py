@@ -87,11 +87,16 @@ class Setting:
 
     def margin(self, loss: Reals) -> np.ndarray:
         """The inverse of `loss`: A = ln((M-1)/(e^loss - 1)), of loss's shape."""
-        excess, others = np.expm1(np.asarray(loss, np.float64)), self.M - 1
-        # The quotient keeps the digits of a small margin, and overflows where the margin is large.
-        return np.asarray(
-            np.where(excess < 1e-200, math.log(others) - np.log(excess), np.log(others / np.maximum(excess, 1e-200)))
-        )
+        return margin_at(np.asarray(loss, np.float64), np.float64(self.M - 1))
+
+
+def margin_at(loss: Numeric, others: Numeric) -> np.ndarray:
+    """ln(others / (e^loss - 1)), elementwise: the margin at a loss, where `others` = M - 1."""
+    excess = np.expm1(loss)
+    # The quotient keeps the digits of a small margin, and overflows where the margin is large.
+    return np.asarray(
+        np.where(excess < 1e-200, np.log(others) - np.log(excess), np.log(others / np.maximum(excess, 1e-200)))
+    )
 
 
 def check_setting(setting: Any) -> Setting:
@@ -146,6 +151,21 @@ def check_array(
     if far.any():
         reject(name, float(array[far][0]), size)
     return array
+
+
+def check_matrix(name: str, value: Any) -> Float64[np.ndarray, "rows columns"]:
+    """Return `value` as a float64 matrix of finite numbers below 1e150, not empty, or raise InputError."""
+    try:
+        matrix = np.asarray(value)
+    except ValueError:
+        reject(name, value, "a rectangular matrix of real numbers")
+    if matrix.ndim != 2 or matrix.dtype.kind not in "iuf" or matrix.size == 0:
+        reject(name, f"{matrix.dtype} of shape {matrix.shape}", "a matrix of real numbers, not empty")
+    with np.errstate(over="ignore"):
+        matrix = matrix.astype(np.float64)
+    if not (np.abs(matrix) <= math.sqrt(LARGEST)).all():
+        reject(name, float(np.abs(matrix).max()), "finite, its entries below 1e150")
+    return matrix
 
 
 def check_factor(name: str, value: Any, *, positive: bool = True) -> Float64[np.ndarray, "..."]:

@@ -9,16 +9,18 @@ a function of q. So h depends on m/n alone - not on r, b or M - and alpha0^2 <= 
 function of A: it is squeezed whatever the ratio. At a given ratio A fixes mu_ov and mu_qk, both increasing in A.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float64
 
+from qkdyn.errors import reject
 from qkdyn.theory.closed_form import check_loss, gain_at_margin
 from qkdyn.theory.curve import Curve, lambert_root
 from qkdyn.theory.setting import (
     Reals,
     Setting,
+    check_array,
     check_duration,
     check_rate,
     check_ratio,
@@ -30,8 +32,6 @@ from qkdyn.theory.setting import (
 ROUNDS = 8
 # Parts of the time after which the pace at least reached is counted on for the rest of it.
 SHARES = (0.5, 0.1, 0.01, 1e-4)
-# Beyond these odds h rises to 1 and passes it by less than rounding.
-LARGEST_ODDS = 30.0
 
 
 class SharpBounds(NamedTuple):
@@ -55,35 +55,53 @@ class TimeBounds(NamedTuple):
 
 
 def pace(setting: Setting, mu_qk: Reals) -> Float64[np.ndarray, "..."]:
-    """h(mu_qk), of mu_qk's shape: how fast e^A - 1 + (M-1) A grows, in units of eta_ov / b. alpha0^2 at 0, 1 at infinity."""
-    q, odds = np.asarray(mu_qk, np.float64), setting.odds
+    """h(mu_qk), of mu_qk's shape: how fast e^A - 1 + (M-1) A grows, in units of eta_ov / b. alpha0^2 at 0, 1 at infinity.
+
+    Raises:
+        InputError: mu_qk is negative or not finite.
+    """
+    q = check_array("mu_qk", mu_qk)
+    if (q < 0).any():
+        reject("mu_qk", float(q.min()), ">= 0")
+    return _pace(check_setting(setting), q)
+
+
+def _pace(setting: Setting, q: np.ndarray) -> np.ndarray:
+    odds = setting.odds
     alpha, rest = setting.attention(q), setting.inattention(q)
     # (1-alpha) (m/n) e^q is alpha: written so, nothing overflows.
     return np.asarray(alpha**2 * (1 + 2 * rest * (alpha + rest * (q - odds))))
 
 
 def fastest(setting: Setting) -> float:
-    """The mu_qk at which h is largest, its only stationary point; infinite where that is within rounding of h = 1.
+    """The mu_qk at which h is largest, its only stationary point.
 
-    h' = 4 alpha^2 (1-alpha) [1 - (1-alpha)(2 alpha - 1)(q + (m/n)(e^q - 1))].
+    h' = 4 alpha^2 (1-alpha)^2 (1 + 2 alpha - p), p = (2 alpha - 1)(q - m/n). Below alpha = 1/2, where m/n < 1, p < 1. Where
+    p >= 1 + 2 alpha, therefore, q - m/n >= (1 + 2 alpha) / (2 alpha - 1) > 3, and there p - 2 alpha grows with q, at
+    2 alpha - 1 + 2 alpha (1-alpha)(q - m/n - 1) > 0: h' changes its sign once, from + to -.
     """
     from scipy.optimize import brentq
 
-    odds = setting.odds
-    if odds > LARGEST_ODDS:
-        return np.inf
+    odds = check_setting(setting).odds
 
-    def rising(q: float) -> float:
-        alpha, rest = float(setting.attention(q)), float(setting.inattention(q))
-        return 1 - (2 * alpha - 1) * (alpha + rest * (q - odds))
+    def falling(q: float) -> float:
+        alpha = float(setting.attention(q))
+        return (2 * alpha - 1) * (q - odds) - 1 - 2 * alpha
 
-    return float(brentq(rising, 0.0, max(0.0, -np.log(odds)) + odds + 6, xtol=1e-12))
+    return cast(float, brentq(falling, 0.0, max(0.0, -np.log(odds)) + odds + 6, xtol=1e-12))
 
 
 def progress(setting: Setting, margin: Reals) -> Float64[np.ndarray, "..."]:
-    """e^A - 1 + (M-1) A of a margin A, of its shape: the time it takes at h = 1, in units of b / eta_ov."""
-    margin = np.asarray(margin, np.float64)
-    return np.asarray(np.expm1(margin) + (setting.M - 1) * margin)
+    """e^A - 1 + (M-1) A of a margin A, of its shape: the time it takes at h = 1, in units of b / eta_ov.
+
+    Infinite where it exceeds float64.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    margin, others = check_array("margin", margin), check_setting(setting).M - 1
+    with np.errstate(over="ignore"):
+        return np.asarray(np.expm1(margin) + others * margin)
 
 
 def sharp_bounds(setting: Setting, r: Reals, t: Reals, *, eta_ov: float | int = 1.0) -> SharpBounds:
@@ -109,20 +127,18 @@ def sharp_bounds(setting: Setting, r: Reals, t: Reals, *, eta_ov: float | int = 
     curve, times, eta = Curve.start(check_setting(setting), "CACO", None), check_times(t), check_rate("eta_ov", eta_ov)
     ratio = check_ratio(r)[..., None]
     tau = check_duration(eta, times) / setting.b
-    top = fastest(setting)
-    peak = pace(setting, top) if np.isfinite(top) else 1.0
-
+    top, peak = _peak(setting)
     slow = setting.alpha0**2
     achieved = np.array(np.broadcast_to(slow * tau, ratio.shape[:-1] + tau.shape))
     for share in SHARES:
         reached = _state(curve, ratio, slow * share * tau)[1]
         # h has one hump and ends at 1: beyond any point it stays above the lesser of its value there and 1.
-        steady = np.minimum(pace(setting, reached), 1.0)
+        steady = np.minimum(_pace(setting, reached), 1.0)
         achieved = np.maximum(achieved, (slow * share + steady * (1 - share)) * tau)
     low = _state(curve, ratio, achieved)
     high = _state(curve, ratio, peak * tau)
     for _ in range(ROUNDS):
-        high = _state(curve, ratio, pace(setting, np.minimum(high[1], top)) * tau)
+        high = _state(curve, ratio, _pace(setting, np.minimum(high[1], top)) * tau)
     pairs = zip(low, high, strict=True)
     mu_ov, mu_qk, alpha, loss = pairs
     return SharpBounds(*mu_ov, *mu_qk, *alpha, *loss[::-1])
@@ -150,13 +166,20 @@ def time_bounds(setting: Setting, loss: Reals, *, eta_ov: float | int = 1.0) -> 
         eta_ov: OV learning rate.
 
     Returns:
-        TimeBounds of the loss's shape, in units of 1/eta_ov where eta_ov = 1; r -> 0 comes next to the latest.
+        TimeBounds of the loss's shape, in units of 1/eta_ov where eta_ov = 1; r -> 0 comes next to the latest. Infinite
+        where they exceed float64.
 
     Raises:
         InputError: a value is not allowed. RangeError: a loss outside (0, ln M).
     """
     curve, eta = Curve.start(check_setting(setting), "CACO", None), check_rate("eta_ov", eta_ov)
-    duration = progress(setting, setting.margin(check_loss(curve, loss))) * setting.b / eta
+    duration = progress(setting, setting.margin(check_loss(curve, loss)))
+    with np.errstate(over="ignore"):
+        early, late = (duration / h * setting.b / eta for h in (_peak(setting)[1], setting.alpha0**2))
+    return TimeBounds(np.asarray(early), np.asarray(late))
+
+
+def _peak(setting: Setting) -> tuple[float, float]:
+    """(mu_qk, h) where h is largest."""
     top = fastest(setting)
-    peak = pace(setting, top) if np.isfinite(top) else 1.0
-    return TimeBounds(np.asarray(duration / peak), np.asarray(duration / setting.alpha0**2))
+    return top, float(_pace(setting, np.asarray(top)))

@@ -54,5 +54,28 @@ def test_the_linear_flow_forgets_what_is_not_counted():
 def test_wrong_input_is_refused():
     with pytest.raises(InputError, match="sigma must be"):
         expected_start(SETTING, "FAFO", 0.0)
+    with pytest.raises(InputError, match="sigma must be between 1e-75"):
+        expected_start(SETTING, "FAFO", 1e200)
     with pytest.raises(InputError):
         expected_start(SETTING, "FOFO", 1.0)
+
+
+GOOD, EYE = TASK.directions(), np.eye(4)
+
+
+@pytest.mark.parametrize(
+    "params, directions, told",
+    [
+        (None, GOOD, "params must be Params"),
+        ({"qk": {"W_QK": np.full((10, 10), np.nan)}, "ov": {"W_OV": np.ones((3, 10))}}, GOOD, "W_QK must be finite"),
+        ("fits", None, "directions must be D"),
+        ("fits", {"qk": GOOD["qk"]}, "directions must be D"),
+        ("fits", {"qk": EYE, "ov": EYE}, r"must be not zero and of shapes \(10, 10\) and \(3, 10\)"),
+        ("fits", {"qk": GOOD["qk"], "ov": np.zeros((3, 10))}, "must be not zero"),
+        ("fits", {"qk": GOOD["qk"], "ov": np.full((3, 10), np.nan)}, "directions ov must be finite"),
+    ],
+)
+def test_what_does_not_fit_is_refused(unchecked, params, directions, told):
+    start = on_ansatz(GOOD, "FAFO", mu_ov=0.1, mu_qk=0.1) if params == "fits" else params
+    with pytest.raises(InputError, match=told):
+        effective_start(start, directions)

@@ -147,13 +147,32 @@ def test_omega_is_a_multiple_of_the_identity_only_where_all_singular_values_are_
     assert identities.scalar_multiple(wide) == pytest.approx(np.sqrt(0.24 / 2.8), rel=1e-12)
 
 
+def test_nothing_against_nothing_is_no_residual():
+    # A gradient that is zero is rightly claimed to be zero.
+    problem = identities.random_problem(0, M=4, d=6, T=5)
+    still = jax.tree.map(jnp.zeros_like, problem.params)
+    assert identities.proposition_1(still, *problem[1:])["(31)"] == 0
+    assert identities.vec_order(jnp.zeros((2, 3)), jnp.ones((2, 3))) == {"columns": 0, "rows": 0}
+    assert identities.scalar_multiple(jnp.zeros((2, 3))) == 0
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (
             lambda p, loss: identities.proposition_1(p, jnp.ones((2, 7, 6)), jnp.ones((2, 6)), jnp.zeros(2, int)),
-            "X must be",
+            r"X, x_T and y must be \(T, 6\)",
         ),
+        (
+            lambda p, loss: identities.proposition_2(p, jnp.ones((7, 6)), jnp.ones(5), jnp.asarray(0)),
+            "x_T and y must be",
+        ),
+        (lambda p, loss: identities.flow_signs(p, jnp.ones((7, 6)), jnp.ones(6), jnp.asarray(9)), "y must be from 0"),
+        (lambda p, loss: identities.conserved(None), "params must be factorized"),
+        (lambda p, loss: identities.product_velocity(lambda q: jnp.ones(3), p), "loss must be"),
+        (lambda p, loss: identities.homogeneity(jnp.eye(2), jnp.eye(2), float("nan")), "c must be"),
+        (lambda p, loss: identities.kronecker_sum(jnp.zeros((2, 3))), "not all zero"),
+        (lambda p, loss: identities.square_roots(4, 6, 2, -1), "seed must be"),
         (lambda p, loss: identities.product_velocity(loss, flat(p)), "params must be factorized in both circuits"),
         (lambda p, loss: identities.conserved(p, eta_qk=0.0), "eta_qk must be"),
         (lambda p, loss: identities.random_problem(0, M=0, d=3, T=2), "M must be an integer >= 1"),

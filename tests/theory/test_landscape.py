@@ -42,6 +42,7 @@ def test_one_setting_gives_arrays_of_no_dimension():
         ({"loss": -1.0}, InputError, "loss must be"),
         ({"M": 1}, InputError, "M must be >= 2"),
         ({"b": 0.5}, InputError, "b must be >= 1"),
+        ({"b": 1e16}, InputError, "b must be"),
         ({"odds": 0.0}, InputError, "odds must be"),
         ({"r": [1.0, 2.0], "M": [5, 6, 7]}, InputError, "broadcast"),
     ],

@@ -239,10 +239,25 @@ def test_other_kinds_are_refused(unchecked):
         matrix_flow(SMALL.enumerated(), [1.0], T, eta_qk=1.0, eta_ov=1.0)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("leaf", [None, "x", [[1.0], [1.0, 2.0]], np.ones((8, 8), complex), np.ones(8)])
+def test_matrices_that_are_none_are_refused(unchecked, leaf):
+    design = SMALL.enumerated()
+    with pytest.raises(InputError, match="initial W_QK must be a"):
+        matrix_flow(design, {"qk": {"W_QK": leaf}, "ov": start(design)["ov"]}, T, eta_qk=1.0, eta_ov=1.0)
+
+
+def test_giving_up_tells_the_time_reached(monkeypatch):
+    # Later than the last time that it was asked for and reached.
+    monkeypatch.setattr("qkdyn.theory.matrix_flow.MAX_STEPS", 37)
+    design = Population(m=1, n=1, b=1, M=2, backgrounds=1).enumerated()
+    with pytest.raises(QkdynError, match=r"gave up at t = (?!0;|1;)\d"):
+        matrix_flow(design, start(design), [1.0, 1e7], eta_qk=1.0, eta_ov=1.0)
+
+
 def test_a_loss_out_of_reach_is_told_in_words():
     """Every seventh sequence has another label than its tokens say: no parameters bring the loss to 0.01."""
     design = SMALL.enumerated()
     y = design.y.copy()
     y[::7] = (y[::7] + 1) % 3
-    with pytest.raises(QkdynError, match=r"the flow at r = 2 gave up; of the states asked for it reached loss = 1;"):
+    with pytest.raises(QkdynError, match=r"the flow at r = 2 gave up at loss = 0\.[2-9]"):
         at_losses(design._replace(y=y), start(design), [1.0, 0.1, 0.01], eta_qk=2.0, eta_ov=1.0)

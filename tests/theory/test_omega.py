@@ -200,6 +200,10 @@ def test_flow_starts_at_its_start_and_loses_loss():
 EYE = {"qk": {"W_QK": np.eye(2)}, "ov": {"W_OV": np.eye(2)}}
 
 
+FACTORS = {"W_K": np.eye(3), "W_Q": np.eye(2)}
+OTHERS = {"W_O": np.ones((4, 3)), "W_V": np.eye(2)}
+
+
 def quadratic(params):
     return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
 
@@ -212,6 +216,11 @@ def test_a_flow_that_ends_is_told_with_its_ratio_and_time():
     # dw/dt = 4 w^3 from w = 1 ends at t = 1/8; with eta = 10 at 1/80.
     with pytest.raises(QkdynError, match=r"to t = 20 at r = 10 stopped at t = 0\.0125 after \d{1,4} steps"):
         omega.factorized_flow(unbounded, EYE, [20.0], eta_qk=10.0)
+
+
+def test_a_descent_that_diverges_is_told_with_its_step():
+    with pytest.raises(QkdynError, match=r"descent in 9 steps of 1 at r = 10 diverged"):
+        omega.gradient_descent(unbounded, EYE, 9.0, 9, eta_qk=10.0)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +256,11 @@ def test_a_flow_that_ends_is_told_with_its_ratio_and_time():
             r"initial W_OV must be finite",
         ),
         (lambda: omega.factorized_flow(quadratic, EYE | {"ov": {"W_OV": np.ones(2)}}, [1.0]), r"W_OV must be a matrix"),
+        (lambda: omega.balance_defect({"qk": FACTORS, "ov": OTHERS}), r"the shapes in params must be .* \(d, d\)"),
+        (lambda: omega.factorized_flow(quadratic, {"qk": FACTORS, "ov": EYE["ov"]}, [1.0]), r"the shapes in initial"),
+        (lambda: omega.factorize_at_rates({"qk": EYE["qk"], "ov": OTHERS}), r"the shapes in params"),
+        (lambda: omega.balance_defect(EYE | {"qk": {"W_QK": np.ones((0, 0))}}), r"W_QK must be a matrix .* not empty"),
+        (lambda: omega.balance_defect(EYE | {"qk": {"W_QK": [[1], [1, 2]]}}), r"W_QK must be a rectangular matrix"),
         (lambda: omega.gradient_descent(quadratic, EYE, 1.0, 0), r"steps must be an integer >= 1, got 0"),
         (
             lambda: omega.compare_flows(quadratic, problem("M<d")[1], [1.0]),

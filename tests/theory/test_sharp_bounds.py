@@ -1,5 +1,6 @@
 """The sharp bounds against the exact solution, the integral they rest on, and Lemma 3."""
 
+import mpmath
 import numpy as np
 import pytest
 from hypothesis import given
@@ -84,6 +85,46 @@ def test_nothing_has_moved_at_the_start():
     assert (bounds.mu_qk_upper[:, 0] == 0).all()
     np.testing.assert_allclose(bounds.alpha_lower[:, 0], PAPER.alpha0, rtol=1e-15)
     np.testing.assert_allclose(bounds.loss_upper[:, 0], np.log(5), rtol=1e-15)
+
+
+@pytest.mark.parametrize("odds", [1e-6, 0.1, 1.0, 8.0, 28.0, 500.0, 1e15])
+def test_the_fastest_place_is_a_stationary_point(odds):
+    # In 60 digits: for large m/n the maximum exceeds 1 by less than float64 sees.
+    setting = Setting(*((1, round(1 / odds)) if odds < 1 else (round(odds), 1)), b=3, M=4)
+    with mpmath.workdps(60 if odds < 100 else 1000):
+
+        def h(q):
+            weight = mpmath.mpf(setting.m) / setting.n * mpmath.exp(q)
+            alpha = weight / (1 + weight)
+            return alpha**2 * (1 + 2 * (1 - alpha) ** 2 * (q + weight - mpmath.mpf(setting.m) / setting.n))
+
+        if odds <= 500:
+            top = mpmath.mpf(fastest(setting))
+            assert h(top - mpmath.mpf("1e-4")) < h(top) > h(top + mpmath.mpf("1e-4"))
+    assert fastest(setting) > odds
+
+
+def test_times_beyond_float64_are_infinite():
+    # e^A is, already at M = 10^15.
+    bounds = time_bounds(Setting(3, 1, 1, 10**15), [1e-300, 0.5])
+    assert np.isinf(bounds.earliest).tolist() == np.isinf(bounds.latest).tolist() == [True, False]
+    assert np.isinf(time_bounds(PAPER, 1e-300, eta_ov=1e-75).latest)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: pace(PAPER, -1.0),
+        lambda: pace(PAPER, np.nan),
+        lambda: pace(3, 1.0),
+        lambda: fastest(None),
+        lambda: progress(PAPER, "x"),
+        lambda: progress(3, 1.0),
+    ],
+)
+def test_parts_refuse_what_they_cannot_take(unchecked, call):
+    with pytest.raises(InputError, match="must be"):
+        call()
 
 
 def test_wrong_input_is_refused():
