@@ -169,6 +169,38 @@ def test_the_protocols_are_as_specified():
     assert [arm.stop_loss for arm in coded.values()] == [0.001] * 5 + [0.0] * 3
 
 
+def test_the_panels_start_and_run_as_the_notebooks():
+    """Panel by panel: which circuits start uniform (U), which at 1e-6 (I); epochs, batches, length."""
+    said = {
+        "a": ("FAFO", "UI", 2500, 250, 64),
+        "b": ("FACO", "II", 2500, 250, 64),
+        "c": ("CAFO", "II", 5000, 200, 64),
+        "d": ("CACO", "UU", 2500, 200, 64),
+        "e": ("FAFO", "II", 1000, 100, 64),
+        "f": ("FAFO", "II", 2000, 100, 64),
+        "g": ("CACO", "UU", 2000, 100, 128),
+        "h": ("CACO", "UU", 2000, 100, 128),
+    }
+    for coded, written in zip(as_coded(), as_written(), strict=True):
+        form, kinds, epochs, batches, length = said[coded.name]
+        assert (coded.form, coded.epochs, coded.batches, coded.length, coded.eta_ov) == (
+            form,
+            epochs,
+            batches,
+            length,
+            0.01,
+        )
+        assert (written.form, written.qk, written.ov, written.epochs) == (form, coded.qk, coded.ov, epochs)
+        assert coded.gamma is None and written.gamma == 5.5 / 15.5 and coded.reset == 100
+        params = coded.start(1234)
+        for circuit, kind in zip(("qk", "ov"), kinds, strict=True):
+            for matrix in map(np.asarray, params[circuit].values()):
+                if kind == "I":
+                    np.testing.assert_array_equal(matrix, np.float32(1e-6) * np.eye(50, dtype=np.float32))
+                else:
+                    assert 0.14 < np.abs(matrix).max() <= 50**-0.5 and abs(matrix.mean()) < 0.01
+
+
 def test_the_controlled_protocol_starts_all_four_as_one_function():
     arms = controlled()
     assert len(arms) == 14 and sum(arm.multipliers == (0.1, 1.0, 10.0, 40.0) for arm in arms) == 8
