@@ -127,23 +127,24 @@ def load_newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | 
     Damaged checkpoints are removed, with a warning each, as are the remains of a save that was killed. A checkpoint that
     other library versions wrote is used, with a warning: what follows need not have the bits of an uninterrupted run.
     """
-    return in_turn(lambda: _newest(folder))
-
-
-def _newest(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    for path in (folder / str(number) for number in numbers(folder)):
+    for path in (folder / str(number) for number in in_turn(lambda: numbers(folder))):
+        found, damage = None, None
         try:
-            arrays, manifest = _load(path)
+            found = _load(path)  # as the library wants it, by all processes together
         except CheckpointError as error:
+            damage = error
+        try:
+            share(damage)
+        except (CheckpointError, OutputError) as error:
             warn(f"{error}; going back to the one before, or to the beginning")
             if primary():
                 _remove(path)
             continue
-        if manifest["versions"] != versions():
-            warn(
-                f"checkpoint {path} was written with {other_versions(manifest['versions'])}: resuming, but not to the bit"
-            )
-        return arrays, manifest["meta"]
+        if found is not None:
+            arrays, manifest = found
+            if others := other_versions(manifest["versions"]):
+                warn(f"checkpoint {path} was written with {others}: resuming, but not to the bit")
+            return arrays, manifest["meta"]
     return None
 
 
