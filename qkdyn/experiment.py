@@ -75,7 +75,8 @@ class TableExperiment:
         folder = options.folder(self.name)
         if options.draw_only:
             frame = self.read(folder / TABLE)
-            files = [folder / TABLE, *self.draw(frame, prepare_folder(folder))]
+            with lock(prepare_folder(folder)):
+                files = [folder / TABLE, *self.draw(frame, folder)]
         else:
             with lock(prepare_folder(folder)):
                 begun = time.monotonic()

@@ -9,8 +9,9 @@ import pytest
 
 from experiments import step_size, sweep
 from qkdyn.config import main_guard
-from qkdyn.errors import OutputError
+from qkdyn.errors import ConflictError, OutputError
 from qkdyn.results import compare_runs, load_dataset
+from qkdyn.train.lock import lock
 from qkdyn.train.state import Plan
 from qkdyn.train.sweep import Grid
 
@@ -53,6 +54,8 @@ def test_redrawing_needs_the_records_alone(folder, capsys):
     out = capsys.readouterr().out
     assert "CACO" in out and "summary.csv" in out
     (folder / "run.json").write_bytes(before["run.json"])
+    with lock(folder), pytest.raises(ConflictError, match="another process is writing to"):
+        sweep.main(["--draw-only", "--out", str(folder)])
 
 
 def test_the_same_command_gives_the_same_bytes(folder, tmp_path, capsys):
@@ -124,6 +127,8 @@ def test_step_size_from_its_command(tmp_path, capsys):
     picture = (tmp_path / "step_size.png").read_bytes()
     assert step_size.main(["--draw-only", "--quick", "--out", str(tmp_path)]) == 0
     assert (tmp_path / "step_size.png").read_bytes() == picture
+    with lock(tmp_path), pytest.raises(ConflictError, match="another process is writing to"):
+        step_size.main(["--draw-only", "--quick", "--out", str(tmp_path)])
     assert "slope" in capsys.readouterr().out
 
 
