@@ -21,7 +21,9 @@ def test_the_readmes_example_prints_what_it_says():
     assert out.getvalue() == printed
 
 
-@pytest.mark.parametrize("document", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+@pytest.mark.parametrize(
+    "document", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+)
 def test_links_lead_somewhere(document):
     path = ROOT / document
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text()):

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from experiments.laboratory.check import Check
 from qkdyn.circuits import CIRCUITS, Params
 from qkdyn.theory import identities as claims
-from qkdyn.theory import omega
+from qkdyn.theory import omega, omega_flow
 
 PART = "identities"
 # Fewer classes than dimensions, as many, more.
@@ -172,7 +172,7 @@ def _conservation(loss: Callable[[Params], Array], params: Params, M: int, d: in
     setting = f"M = {M}, d = {d}, t = {DURATION:g}"
     rates = ", eta_O = 4 eta_V, eta_K = 4 eta_Q"
     equal, own = (claims.flow_drift(loss, params, DURATION, **pair) for pair in ({}, PAIRS))
-    flow = omega.factorized_flow(loss, params, np.array([DURATION]), **PAIRS)
+    flow = omega_flow.factorized_flow(loss, params, np.array([DURATION]), **PAIRS)
     end = _float64(jax.tree.map(lambda leaf: leaf[-1], flow.params))
     before, after = claims.conserved(params), claims.conserved(end)
     moved = {c: _norm(after[c] - before[c]) / _norm(before[c]) for c in CIRCUITS}

@@ -12,7 +12,7 @@ from experiments.laboratory.check import Check
 from experiments.laboratory.identities import FLOW, PAIRS, ROUNDING, SHAPES, SLOPE, batch_problem, fitted_slope
 from qkdyn.circuits import CIRCUITS, Params, collapse
 from qkdyn.theory import identities as claims
-from qkdyn.theory import omega
+from qkdyn.theory import omega, omega_flow
 
 PART = "omega"
 TIMES = np.array([1.0, 5.0, 20.0])
@@ -52,7 +52,7 @@ def _kronecker(M: int, d: int) -> Check:
 
 def _flows(loss: Callable[[Params], Array], params: Params, form: str, setting: str, ratio: float) -> Check:
     start = omega.factorize_at_rates(params, form)
-    found = omega.compare_flows(loss, start, TIMES, eta_qk=ratio, eta_ov=1.0)
+    found = omega_flow.compare_flows(loss, start, TIMES, eta_qk=ratio, eta_ov=1.0)
     moved = min(_relative(leaf[-1], leaf[0]) for leaf in jax.tree.leaves(found.preconditioned.params))
     return Check(
         PART,
@@ -66,12 +66,12 @@ def _flows(loss: Callable[[Params], Array], params: Params, form: str, setting: 
 
 def _unbalanced(loss: Callable[[Params], Array], params: Params, setting: str) -> list[Check]:
     """Generic factors are not balanced: where M < d they cannot be, because balance bounds the rank of W_V by M."""
-    factors = omega.factorized_flow(loss, params, TIMES).params
+    factors = omega_flow.factorized_flow(loss, params, TIMES).params
     with jax.enable_x64(True):
         start, products = (
             jax.tree.map(np.asarray, collapse(jax.tree.map(jnp.asarray, tree))) for tree in (params, factors)
         )
-    conditioned = omega.preconditioned_flow(loss, start, TIMES).params
+    conditioned = omega_flow.preconditioned_flow(loss, start, TIMES).params
     defect = omega.balance_defect(params)
     return [
         Check(
@@ -90,8 +90,8 @@ def _unbalanced(loss: Callable[[Params], Array], params: Params, setting: str) -
 def _rates(loss: Callable[[Params], Array], params: Params, setting: str) -> list[Check]:
     """Factors of one circuit with rates of their own."""
     setting = f"{setting}, eta_O = 4 eta_V, eta_K = 4 eta_Q, t <= {TIMES[-1]:g}"
-    own = omega.compare_flows(loss, omega.factorize_at_rates(params, **PAIRS), TIMES, **PAIRS).difference
-    equal = omega.compare_flows(loss, omega.factorize_at_rates(params), TIMES, **PAIRS, tolerance=1.0).difference
+    own = omega_flow.compare_flows(loss, omega.factorize_at_rates(params, **PAIRS), TIMES, **PAIRS).difference
+    equal = omega_flow.compare_flows(loss, omega.factorize_at_rates(params), TIMES, **PAIRS, tolerance=1.0).difference
     return [
         Check(
             PART,
@@ -113,10 +113,10 @@ def _rates(loss: Callable[[Params], Array], params: Params, setting: str) -> lis
 
 def _descent(loss: Callable[[Params], Array], params: Params, quick: bool) -> pd.DataFrame:
     """Distance of descent on the factors from their flow at one time, for steps that halve."""
-    flow = omega.factorized_flow(loss, params, TIMES).params
+    flow = omega_flow.factorized_flow(loss, params, TIMES).params
     rows = []
     for steps in (1600, 3200) if quick else tuple(200 * 2**k for k in range(8)):
-        found = omega.gradient_descent(loss, params, float(TIMES[-1]), steps)
+        found = omega_flow.gradient_descent(loss, params, float(TIMES[-1]), steps)
         for circuit, first, second in (("qk", "W_K", "W_Q"), ("ov", "W_O", "W_V")):
             pairs = [(found[circuit][name], flow[circuit][name][-1]) for name in (first, second)]
             error = max(_relative(of, to) for of, to in pairs)

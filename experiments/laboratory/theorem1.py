@@ -14,7 +14,7 @@ from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.designs import Design, Population
 from qkdyn.theory import MatchedState, Setting, at_time
 from qkdyn.theory.matrix_flow import MatrixTrajectory, matrix_flow, population_loss
-from qkdyn.theory.omega import gradient_descent
+from qkdyn.theory.omega_flow import gradient_descent
 
 PART = "theorem 1"
 EXACT = 1e-8

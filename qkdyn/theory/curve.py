@@ -105,7 +105,7 @@ class Curve:
 
     def _collapsed_root(self, rise: Numeric) -> Numeric:
         """Solve w + odds0 (e^w - 1) = rise for w = q - q0."""
-        return self.q0 + lambert_root(rise, self.odds0)
+        return lambert_root(rise, self.odds0) + np.float64(self.q0)
 
     def _factorized_root(self, rise: Numeric) -> Numeric:
         """Solve u + (m/n) (Ei(q0 e^u) - Ei(q0)) = rise for u = ln(q / q0): convex and increasing in u."""

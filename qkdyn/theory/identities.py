@@ -19,17 +19,8 @@ from qkdyn.attention import cross_entropy, forward
 from qkdyn.circuits import CIRCUITS, Params, collapse, parameterization_of
 from qkdyn.errors import check_count, check_positive, reject
 from qkdyn.parameterization import Parameterization
-from qkdyn.theory.omega import (
-    Rate,
-    apply,
-    check_loss,
-    effective_rate,
-    factorized_flow,
-    gradient_descent,
-    kronecker,
-    rates_of,
-    vec,
-)
+from qkdyn.theory.omega import Rate, apply, effective_rate, kronecker, rates_of, vec
+from qkdyn.theory.omega_flow import check_loss, factorized_flow, gradient_descent
 from qkdyn.theory.setting import check_array
 
 __all__ = [

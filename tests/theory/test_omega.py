@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from qkdyn.circuits import collapse
 from qkdyn.errors import InputError, QkdynError
-from qkdyn.theory import omega
+from qkdyn.theory import omega, omega_flow
 from qkdyn.theory.identities import random_problem, sequence_loss
 
 SHAPES = {"M<d": (4, 6), "M=d": (6, 6), "M>d": (9, 6)}
@@ -130,7 +130,7 @@ def test_omega_gives_the_flow_of_balanced_factors(shape, form, rates):
     loss, params = problem(shape)
     eta = {"eta_qk": rates[0], "eta_ov": rates[1]}
     start = omega.factorize_at_rates(params, form, **eta)
-    found = omega.compare_flows(loss, start, TIMES, **eta)
+    found = omega_flow.compare_flows(loss, start, TIMES, **eta)
     assert max(difference.max() for difference in found.difference.values()) < 1e-9
     # And they moved: equal because both stood still would be no test.
     for circuit, name in (("qk", "W_QK"), ("ov", "W_OV")):
@@ -141,8 +141,8 @@ def test_omega_gives_the_flow_of_balanced_factors(shape, form, rates):
 @pytest.mark.parametrize("shape", ["M<d", "M>d"])
 def test_unbalanced_factors_do_not_follow_omega(shape):
     loss, params = problem(shape)
-    factors = collapsed(omega.factorized_flow(loss, params, TIMES).params)
-    products = omega.preconditioned_flow(loss, collapsed(params), TIMES).params
+    factors = collapsed(omega_flow.factorized_flow(loss, params, TIMES).params)
+    products = omega_flow.preconditioned_flow(loss, collapsed(params), TIMES).params
     for circuit, name in (("qk", "W_QK"), ("ov", "W_OV")):
         W = products[circuit][name][-1]
         assert np.linalg.norm(factors[circuit][name][-1] - W) > 0.01 * np.linalg.norm(W)
@@ -154,8 +154,8 @@ def test_balance_for_equal_rates_is_not_balance_for_others():
     eta = {"eta_ov": (4.0, 1.0)}
     assert max(omega.balance_defect(start).values()) < 1e-14
     with pytest.raises(InputError, match=r"W_O and W_V must be balanced .* ov circuit is 0\.6, .*factorize_at_rates"):
-        omega.compare_flows(loss, start, TIMES, **eta)
-    found = omega.compare_flows(loss, start, TIMES, **eta, tolerance=1.0)
+        omega_flow.compare_flows(loss, start, TIMES, **eta)
+    found = omega_flow.compare_flows(loss, start, TIMES, **eta, tolerance=1.0)
     assert found.difference["ov"][-1] > 0.01
 
 
@@ -172,11 +172,11 @@ def test_factorize_at_rates_keeps_the_products_and_balances():
 
 def test_descent_follows_the_flow_to_first_order():
     loss, params = problem("M<d")
-    flow = omega.factorized_flow(loss, params, TIMES, eta_qk=0.5).params
+    flow = omega_flow.factorized_flow(loss, params, TIMES, eta_qk=0.5).params
     end = jax.tree.map(lambda leaf: leaf[-1], flow)
 
     def error(steps):
-        found = omega.gradient_descent(loss, params, TIMES[-1], steps, eta_qk=0.5)
+        found = omega_flow.gradient_descent(loss, params, TIMES[-1], steps, eta_qk=0.5)
         return np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (found, end)), strict=True)))
 
     errors = [error(steps) for steps in (800, 1600, 3200)]
@@ -186,7 +186,7 @@ def test_descent_follows_the_flow_to_first_order():
 
 def test_flow_starts_at_its_start_and_loses_loss():
     loss, params = problem("M<d")
-    flow = omega.factorized_flow(loss, params, [0.0, 1.0, 20.0])
+    flow = omega_flow.factorized_flow(loss, params, [0.0, 1.0, 20.0])
     assert all(
         np.array_equal(leaf[0], start) for leaf, start in zip(*map(jax.tree.leaves, (flow.params, params)), strict=True)
     )
@@ -215,12 +215,12 @@ def unbounded(params):
 def test_a_flow_that_ends_is_told_with_its_ratio_and_time():
     # dw/dt = 4 w^3 from w = 1 ends at t = 1/8; with eta = 10 at 1/80.
     with pytest.raises(QkdynError, match=r"to t = 20 at r = 10 stopped at t = 0\.0125 after \d{1,4} steps"):
-        omega.factorized_flow(unbounded, EYE, [20.0], eta_qk=10.0)
+        omega_flow.factorized_flow(unbounded, EYE, [20.0], eta_qk=10.0)
 
 
 def test_a_descent_that_diverges_is_told_with_its_step():
     with pytest.raises(QkdynError, match=r"descent in 9 steps of 1 at r = 10 diverged"):
-        omega.gradient_descent(unbounded, EYE, 9.0, 9, eta_qk=10.0)
+        omega_flow.gradient_descent(unbounded, EYE, 9.0, 9, eta_qk=10.0)
 
 
 @pytest.mark.parametrize(
@@ -230,43 +230,52 @@ def test_a_descent_that_diverges_is_told_with_its_step():
         (lambda: omega.apply(jnp.ones(3), jnp.ones(3)), r"shapes of C and G"),
         (lambda: omega.kronecker(jnp.ones(3)), r"shape of C must be \(M, d\)"),
         (lambda: omega.kronecker(jnp.ones((256, 256), jnp.float32)), r"1073741824 bytes, got 65536; 17179869184 here"),
-        (lambda: omega.preconditioned_flow(quadratic, problem("M<d")[1], [1.0]), r"initial must be collapsed"),
-        (lambda: omega.preconditioned_flow(quadratic, EYE, [1.0], factorized=("qv",)), r"factorized must be circuits"),
-        (lambda: omega.preconditioned_flow(quadratic, EYE, [1.0], factorized="qk"), r"factorized must be a list"),
-        (lambda: omega.preconditioned_flow(quadratic, EYE, [1.0], eta_qk=-1.0), r"eta_qk must be .* got -1\.0"),
-        (lambda: omega.preconditioned_flow(quadratic, EYE, [2.0, 1.0]), r"t must be strictly increasing"),
+        (lambda: omega_flow.preconditioned_flow(quadratic, problem("M<d")[1], [1.0]), r"initial must be collapsed"),
         (
-            lambda: omega.preconditioned_flow(quadratic, EYE | {"ov": {"W_OV": np.zeros((2, 2))}}, [1.0]),
+            lambda: omega_flow.preconditioned_flow(quadratic, EYE, [1.0], factorized=("qv",)),
+            r"factorized must be circuits",
+        ),
+        (lambda: omega_flow.preconditioned_flow(quadratic, EYE, [1.0], factorized="qk"), r"factorized must be a list"),
+        (lambda: omega_flow.preconditioned_flow(quadratic, EYE, [1.0], eta_qk=-1.0), r"eta_qk must be .* got -1\.0"),
+        (lambda: omega_flow.preconditioned_flow(quadratic, EYE, [2.0, 1.0]), r"t must be strictly increasing"),
+        (
+            lambda: omega_flow.preconditioned_flow(quadratic, EYE | {"ov": {"W_OV": np.zeros((2, 2))}}, [1.0]),
             r"initial W_OV must be not all zero, .* Omega\(0\) = 0",
         ),
         (
-            lambda: omega.factorized_flow(quadratic, EYE, [1.0], eta_ov=(1.0, 2.0)),
+            lambda: omega_flow.factorized_flow(quadratic, EYE, [1.0], eta_ov=(1.0, 2.0)),
             r"eta_ov must be a number, or a pair",
         ),
         (
-            lambda: omega.factorized_flow(quadratic, problem("M<d")[1], [1.0], eta_ov=(1, 2, 3)),
+            lambda: omega_flow.factorized_flow(quadratic, problem("M<d")[1], [1.0], eta_ov=(1, 2, 3)),
             r"eta_ov must be a number",
         ),
-        (lambda: omega.factorized_flow(3.0, EYE, [1.0]), r"loss must be a function of Params, got 3\.0"),
-        (lambda: omega.factorized_flow(lambda p: p["ov"]["W_OV"], EYE, [1.0]), r"loss must be .* one real number"),
-        (lambda: omega.factorized_flow(quadratic, {"qk": 1}, [1.0]), r"initial must be Params"),
-        (lambda: omega.factorized_flow(quadratic, {"qk": {"W_A": np.eye(2)}, "ov": {}}, [1.0]), r"params must be"),
+        (lambda: omega_flow.factorized_flow(3.0, EYE, [1.0]), r"loss must be a function of Params, got 3\.0"),
+        (lambda: omega_flow.factorized_flow(lambda p: p["ov"]["W_OV"], EYE, [1.0]), r"loss must be .* one real number"),
+        (lambda: omega_flow.factorized_flow(quadratic, {"qk": 1}, [1.0]), r"initial must be Params"),
+        (lambda: omega_flow.factorized_flow(quadratic, {"qk": {"W_A": np.eye(2)}, "ov": {}}, [1.0]), r"params must be"),
         (
-            lambda: omega.factorized_flow(quadratic, EYE | {"ov": {"W_OV": np.full((2, 2), np.nan)}}, [1.0]),
+            lambda: omega_flow.factorized_flow(quadratic, EYE | {"ov": {"W_OV": np.full((2, 2), np.nan)}}, [1.0]),
             r"initial W_OV must be finite",
         ),
-        (lambda: omega.factorized_flow(quadratic, EYE | {"ov": {"W_OV": np.ones(2)}}, [1.0]), r"W_OV must be a matrix"),
+        (
+            lambda: omega_flow.factorized_flow(quadratic, EYE | {"ov": {"W_OV": np.ones(2)}}, [1.0]),
+            r"W_OV must be a matrix",
+        ),
         (lambda: omega.balance_defect({"qk": FACTORS, "ov": OTHERS}), r"the shapes in params must be .* \(d, d\)"),
-        (lambda: omega.factorized_flow(quadratic, {"qk": FACTORS, "ov": EYE["ov"]}, [1.0]), r"the shapes in initial"),
+        (
+            lambda: omega_flow.factorized_flow(quadratic, {"qk": FACTORS, "ov": EYE["ov"]}, [1.0]),
+            r"the shapes in initial",
+        ),
         (lambda: omega.factorize_at_rates({"qk": EYE["qk"], "ov": OTHERS}), r"the shapes in params"),
         (lambda: omega.balance_defect(EYE | {"qk": {"W_QK": np.ones((0, 0))}}), r"W_QK must be a matrix .* not empty"),
         (lambda: omega.balance_defect(EYE | {"qk": {"W_QK": [[1], [1, 2]]}}), r"W_QK must be a rectangular matrix"),
-        (lambda: omega.gradient_descent(quadratic, EYE, 1.0, 0), r"steps must be an integer >= 1, got 0"),
+        (lambda: omega_flow.gradient_descent(quadratic, EYE, 1.0, 0), r"steps must be an integer >= 1, got 0"),
         (
-            lambda: omega.compare_flows(quadratic, problem("M<d")[1], [1.0]),
+            lambda: omega_flow.compare_flows(quadratic, problem("M<d")[1], [1.0]),
             r"W_K and W_Q must be balanced .* is 0\.\d+",
         ),
-        (lambda: omega.compare_flows(quadratic, EYE, [1.0], tolerance=0.0), r"tolerance must be"),
+        (lambda: omega_flow.compare_flows(quadratic, EYE, [1.0], tolerance=0.0), r"tolerance must be"),
     ],
 )
 def test_wrong_input_is_told(unchecked, call, message):
