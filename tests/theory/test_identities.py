@@ -9,7 +9,7 @@ import pytest
 
 from qkdyn.circuits import collapse
 from qkdyn.errors import InputError
-from qkdyn.theory import identities, omega
+from qkdyn.theory import identities, omega, omega_flow
 
 SHAPES = [(4, 6), (6, 6), (9, 6)]
 SEEDS = range(3)
@@ -103,7 +103,7 @@ def test_flow_conserves_and_descent_drifts_with_its_step(rates):
 
 def test_what_is_conserved_depends_on_the_rates_of_the_factors():
     loss, params = batch()
-    flow = omega.factorized_flow(loss, params, [20.0], **PAIRS)
+    flow = omega_flow.factorized_flow(loss, params, [20.0], **PAIRS)
     end = float64(jax.tree.map(lambda leaf: leaf[-1], flow.params))
     for rates, conserved in ((PAIRS, True), ({}, False)):
         found = [identities.conserved(at, **rates) for at in (params, end)]
