@@ -101,8 +101,8 @@ def _checks(frame: "pd.DataFrame") -> list[Check]:
 
 def _lift(frame: "pd.DataFrame") -> Check:
     """The same for what attention has gained over uniform, where the scalars say that it is a twentieth or more."""
-    cells = frame.groupby(["parameterization", "sigma", "r", "loss"])[["alpha", "alpha_theory"]].mean()
-    gained = cells[cells["alpha_theory"] > SETTING.alpha0 + 0.05] - SETTING.alpha0
+    cells: Any = frame.groupby(["parameterization", "sigma", "r", "loss"])[["alpha", "alpha_theory"]].mean()
+    gained: Any = cells[cells["alpha_theory"] > SETTING.alpha0 + 0.05] - SETTING.alpha0
     error = np.abs(gained["alpha"].to_numpy() / gained["alpha_theory"].to_numpy() - 1)
     note = f"{error.size} cells: median {np.median(error):.1%}, nine in ten within {np.quantile(error, 0.9):.1%}"
     statement = "and what it gains over uniform (1/3), where that is 0.05 or more, within 25%"
