@@ -72,6 +72,7 @@ def arms_frame(records: Sequence[dict[str, Any]]) -> pd.DataFrame:
             for name in MEANS:
                 values = own[name].to_numpy(float)
                 row |= {name: values.mean(), f"{name}_sd": values.std(ddof=1) if len(values) > 1 else np.nan}
+            row["uniform"] = uniform(arm["length"])
             mean, sd = mean_and_std(percent(record, multiplier))
             for place in range(mean.shape[1]):
                 row |= {f"top_{place}": mean[-1, place], f"top_{place}_sd": sd[-1, place]}

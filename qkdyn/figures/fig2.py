@@ -21,7 +21,7 @@ SHARE = 5.5 / 15.5
 
 
 def draw_fig2(records: Sequence[Record], folder: str | Path) -> list[Path]:
-    """Draw `heatmaps.png`, and `matched.png` where attention was read at matched losses, in `folder`.
+    """Draw `heatmaps.png` and `matched.png`, attention as the loss falls, in `folder`.
 
     Args:
         records: of finished arms, as `experiments.fig2_parameterizations` writes them.
@@ -33,7 +33,7 @@ def draw_fig2(records: Sequence[Record], folder: str | Path) -> list[Path]:
     if not records:
         raise InputError("records must hold at least one finished arm, got none")
     figures = {"heatmaps.png": draw_heatmaps(records)}
-    if any(record["matched"] for record in records):
+    if any(record["trace"] for record in records):
         figures["matched.png"] = draw_matched_arms(records)
     return [canvas.save(figure, Path(folder) / name) for name, figure in figures.items()]
 
@@ -74,20 +74,26 @@ def _heatmap(axes: "matplotlib.axes.Axes", record: Record, multiplier: float) ->
     uniform = SHARE * (arm["length"] - 2) / (arm["length"] - 1)
     axes.axvline(uniform, color="white", linewidth=1, linestyle=":")
     rate = f"{multiplier:g}" + (f"-{multiplier * arm['ramp']:g}" if arm["ramp"] != 1 else "")
-    own, query, loss = (np.mean([run[name] for run in runs]) for name in ("distinct", "query", "loss"))
+    names = ("distinct", "query", "loss", "accuracy")
+    own, query, loss, right = (np.mean([run[name] for run in runs]) for name in names)
     axes.set_title(
-        f"{arm['name']}: {arm['form']}, QK x{rate}\nattention {own:.3f}, on query {query:.3f}, loss {loss:.2g}",
+        f"{arm['name']}: {arm['form']}, QK x{rate}\nattention {own:.3f}, on query {query:.3f}\n"
+        f"loss {loss:.2g}, accuracy {right:.4f}",
         fontsize=8,
     )
     axes.tick_params(labelsize=7)
 
 
 def draw_matched_arms(records: Sequence[Record]) -> "matplotlib.figure.Figure":
-    """Attention on the class's own tokens and (dashed) on the query's id against loss, a row for each start and rate."""
-    records = [record for record in records if record["matched"]]
+    """Attention on the class's own tokens and (dashed) on the query's id against loss, a row for each start and rate.
+
+    A colour is the ratio at the end, where it grows.
+    """
+    # Where some arms were read at matched losses the others have another purpose and another start.
+    records = [record for record in records if record["matched"]] or records
     rows = sorted({(record["arm"]["eta_ov"], record["arm"]["scale"]) for record in records}, reverse=True)
     forms = list(dict.fromkeys(record["arm"]["form"] for record in records))
-    ratios = sorted({r for record in records for r in record["arm"]["multipliers"]})
+    ratios = sorted({r * record["arm"]["ramp"] for record in records for r in record["arm"]["multipliers"]})
     figure = canvas.new_figure(3.0 * len(forms) + 0.6, 2.9 * len(rows) + 1.0)
     grid = figure.subplots(len(rows), len(forms), sharex=True, sharey=True, squeeze=False)
     losses = [line["evaluation"] for record in records for line in record["trace"]]
@@ -97,7 +103,7 @@ def draw_matched_arms(records: Sequence[Record]) -> "matplotlib.figure.Figure":
         axes = grid[rows.index((arm["eta_ov"], arm["scale"])), forms.index(arm["form"])]
         canvas.style(axes)
         for r, colour in zip(ratios, canvas.ratio_colours(ratios), strict=True):
-            _curves(axes, [line for line in record["trace"] if line["multiplier"] == r], colour)
+            _curves(axes, [line for line in record["trace"] if line["multiplier"] * arm["ramp"] == r], colour)
         axes.axhline(SHARE * (arm["length"] - 2) / (arm["length"] - 1), color=canvas.INK, linewidth=0.8, linestyle=":")
         axes.set(xscale="log", xlim=limits[::-1], ylim=(-0.03, 1.03))
         canvas.log_ticks(axes.xaxis, limits)
@@ -106,7 +112,8 @@ def draw_matched_arms(records: Sequence[Record]) -> "matplotlib.figure.Figure":
     for axes in grid[-1]:
         axes.set_xlabel("evaluation loss (falls to the right)", fontsize=8.5)
     for row, (eta_ov, scale) in zip(grid, rows, strict=True):
-        row[0].set_ylabel(f"attention; start x{scale:g},\n" + rf"$\eta_{{OV}}$ = {eta_ov:g}", fontsize=9)
+        start = f"start x{scale:g}" if records[0]["arm"]["qk"] == "common" else "the panels' starts"
+        row[0].set_ylabel(f"attention; {start},\n" + rf"$\eta_{{OV}}$ = {eta_ov:g}", fontsize=9)
     title = "Attention on the class's own tokens (lines: seeds)\nand on the query's id (dashed) as the loss falls"
     figure.suptitle(title, fontsize=11)
     canvas.ratio_key(figure, grid, ratios, theory=True, dashes="on the query's id")
