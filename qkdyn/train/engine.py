@@ -116,15 +116,15 @@ def advance_runs(states: RunState, runs: Run, job: Job) -> Iterator[RunState]:
         # All groups are dispatched before the first result is waited for.
         groups = [active[i : i + width] for i in range(0, active.size, width)]
         results = [
-            advance_block(_take(states, g, width, mesh), _take(runs, g, width, mesh), job=job, mesh=mesh)
+            advance_block(take_rows(states, g, width, mesh), take_rows(runs, g, width, mesh), job=job, mesh=mesh)
             for g in groups
         ]
         for group, result in zip(groups, results, strict=True):
-            _put(states, group, to_host(result))
+            put_rows(states, group, to_host(result))
         yield states
 
 
-def _take(tree: Tree, group: np.ndarray, width: int, mesh: Mesh) -> Tree:
+def take_rows(tree: Tree, group: np.ndarray, width: int, mesh: Mesh) -> Tree:
     """Rows `group` of every leaf, padded with copies of its first to `width` rows and spread over the devices."""
     rows = np.concatenate([group, np.full(width - group.size, group[0])])
     sharding = NamedSharding(mesh, RUNS)
@@ -136,7 +136,8 @@ def _take(tree: Tree, group: np.ndarray, width: int, mesh: Mesh) -> Tree:
     return jax.tree.map(spread, tree)
 
 
-def _put(tree: Tree, group: np.ndarray, rows: Tree) -> None:
+def put_rows(tree: Tree, group: np.ndarray, rows: Tree) -> None:
+    """Write the first rows of `rows`, whose others are padding, into rows `group` of every leaf, in place."""
     def write(leaf: np.ndarray, new: np.ndarray) -> None:
         leaf[group] = new[: group.size]
 

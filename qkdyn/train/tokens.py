@@ -19,7 +19,7 @@ from qkdyn.attention import cross_entropy
 from qkdyn.circuits import Params, parameterization_of
 from qkdyn.errors import InputError, check_count, check_positive, reject
 from qkdyn.tasks.tokens import VOCABULARY, Tally, TokenBatch, TokensTask
-from qkdyn.train.engine import RUNS, _put, _take
+from qkdyn.train.engine import RUNS, put_rows, take_rows
 from qkdyn.train.processes import to_host
 from qkdyn.train.step import data_key
 from qkdyn.train.token_probe import apply
@@ -263,9 +263,9 @@ def by_blocks(program: Callable[..., tuple[Any, Any]], states: Any, runs: Any, b
     count, width = len(runs.seed), mesh.size * block
     groups = [np.arange(i, min(i + width, count)) for i in range(0, count, width)]
     # All groups are dispatched before the first result is waited for.
-    results = [program(_take(states, g, width, mesh), _take(runs, g, width, mesh), mesh=mesh) for g in groups]
+    results = [program(take_rows(states, g, width, mesh), take_rows(runs, g, width, mesh), mesh=mesh) for g in groups]
     states, records = jax.tree.map(np.array, states), []
     for group, (advanced, record) in zip(groups, results, strict=True):
-        _put(states, group, to_host(advanced))
+        put_rows(states, group, to_host(advanced))
         records.append(jax.tree.map(lambda leaf: leaf[: group.size], to_host(record)))  # noqa: B023
     return states, jax.tree.map(lambda *parts: np.concatenate(parts), *records)
