@@ -138,6 +138,7 @@ def take_rows(tree: Tree, group: np.ndarray, width: int, mesh: Mesh) -> Tree:
 
 def put_rows(tree: Tree, group: np.ndarray, rows: Tree) -> None:
     """Write the first rows of `rows`, whose others are padding, into rows `group` of every leaf, in place."""
+
     def write(leaf: np.ndarray, new: np.ndarray) -> None:
         leaf[group] = new[: group.size]
 
