@@ -1,0 +1,1 @@
+"""What the experiments on text share: recipes, arms of runs that each leave one small record, tables."""
