@@ -25,6 +25,10 @@ class OutputError(QkdynError):
     """Results cannot be read from, or written to, where they were asked for."""
 
 
+class DataError(QkdynError):
+    """Data are missing, damaged, or not as their schema says."""
+
+
 class CheckpointError(QkdynError):
     """A checkpoint is not what was written, or not of the run that wants it."""
 
