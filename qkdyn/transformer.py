@@ -1,0 +1,218 @@
+"""The multi-head, multi-layer transformer of the text experiments: the two circuits of `attention` in every layer.
+
+Pure functions over one tree whose keys name the parts, so that `circuits.circuit_labels` labels all of it:
+{"embed": {W_E, W_pos}, "layers": ({"qk": {W_Q, W_K, b_Q, b_K}, "ov": {W_V, W_O, b_V, b_O}, "mlp": {W_in, b_in, W_out, b_out},
+"rest": {LayerNorm}}, ...), "rest": {LayerNorm}, "head": {W_U, b_U}}; parts that a configuration lacks have no keys.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from qkdyn.transformer_config import TransformerConfig, check_shapes, check_values, is_shape, shapes
+
+__all__ = ["Output", "TransformerConfig", "forward", "init_transformer", "readout_positions"]
+
+_EPSILON = 1e-5  # Added to the variance by LayerNorm.
+Tree = dict[str, Any]
+
+
+class Output(NamedTuple):
+    """What a transformer returns.
+
+    Attributes:
+        logits: (B, Q, n_outputs) at the rows read.
+        attention: of each layer (B, n_heads, rows, T), each row summing to one; rows are all T positions, in the last layer
+            the Q that are read.
+    """
+
+    logits: Any
+    attention: tuple[Any, ...]
+
+
+def init_transformer(key: Key[Array, ""], config: TransformerConfig) -> Tree:
+    """Matrices N(0, init_std^2), each by a key of its own; biases 0, gains of LayerNorm 1. float32."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(shapes(config), is_leaf=is_shape)
+
+    def draw(number: int, name: str, shape: tuple[int, ...]) -> Array:
+        if name.startswith("W_"):
+            return config.init_std * jax.random.normal(jax.random.fold_in(key, number), shape)
+        return jnp.ones(shape) if name.startswith("g_") else jnp.zeros(shape)
+
+    drawn = [draw(number, path[-1].key, shape) for number, (path, shape) in enumerate(leaves)]
+    return jax.tree.unflatten(structure, drawn)
+
+
+def readout_positions(
+    length: Int[Array | np.ndarray, "*batch"], config: TransformerConfig, width: int
+) -> Int[Array, "*batch"]:
+    """The position whose output is the prediction.
+
+    Args:
+        length: real tokens of each post, the query token included.
+        config: `readout` decides: length - 1 for "query" and "last"; length for "first_pad".
+        width: slots of each post, T. A post that fills them all has no pad: "first_pad" then gives 0, as the published
+            code's argmax does. Trim batches read at the first pad no narrower than one slot more than their longest post.
+    """
+    length = jnp.asarray(length)
+    if config.readout == "first_pad":
+        return jnp.where(length < width, length, 0)
+    return length - 1
+
+
+def forward(
+    params: Tree,
+    config: TransformerConfig,
+    tokens: Int[Array | np.ndarray, "B T"],
+    length: Int[Array | np.ndarray, " B"],
+    *,
+    embedded: Float[Array, "B T d"] | None = None,
+    queries: Int[Array | np.ndarray, "B Q"] | None = None,
+    every: bool = False,
+    key: Key[Array, ""] | None = None,
+) -> Output:
+    """Logits and attention of a batch of posts; only what is read is computed.
+
+    Args:
+        params: as `init_transformer` returns them.
+        config: static.
+        tokens: padded on the right.
+        length: real tokens of each post, 1 to T.
+        embedded: the token vectors W_E[tokens], without positions, if the caller has gathered them: W_E is then not touched
+            and may be missing from params (unless the head is tied to it), and its gradient is the caller's to scatter.
+        queries: positions read, i.e. the rows that the last layer computes; None for the readout position alone (Q = 1).
+        every: read every position (Q = T).
+        key: for dropout, which is off without one.
+
+    Raises:
+        InputError: shapes that do not fit each other or the configuration; token ids, lengths or queries out of range
+            (where they are numpy arrays).
+    """
+    check_shapes(params, config, tokens, length, embedded, queries, every)
+    check_values(config, tokens, length, queries)
+    tokens, length = jnp.asarray(tokens), jnp.asarray(length)
+    T = tokens.shape[1]
+    if queries is None and not every:
+        queries = readout_positions(length, config, T)[:, None]
+    x = params["embed"]["W_E"][tokens] if embedded is None else embedded
+    if config.positions:
+        x = x + params["embed"]["W_pos"][None, :T]
+    keys = [None] * (config.n_layers + 1) if key is None else list(jax.random.split(key, config.n_layers + 1))
+    x = _dropout(x, config.dropout, keys[-1])
+    maps = []
+    for number, layer in enumerate(params["layers"]):
+        rows = None if queries is None or number < config.n_layers - 1 else jnp.asarray(queries)
+        x, attention = _block(layer, config, x, length, rows, keys[number])
+        maps.append(attention)
+    if config.layer_norm == "pre":
+        x = _normed(params["rest"], "f", x)
+    if config.tied:
+        logits = jnp.einsum("bqd,md->bqm", x, params["embed"]["W_E"])
+    else:
+        logits = jnp.einsum("bqd,dm->bqm", x, params["head"]["W_U"])
+    return Output(_plus(logits, params["head"].get("b_U")), tuple(maps))
+
+
+def _block(
+    layer: Tree,
+    config: TransformerConfig,
+    x: Float[Array, "B T d"],
+    length: Int[Array, " B"],
+    queries: Int[Array, "B Q"] | None,
+    key: Key[Array, ""] | None,
+) -> tuple[Float[Array, "B rows d"], Float[Array, "B H rows T"]]:
+    """One layer at the rows `queries`, or at every row."""
+    keys = [None] * 3 if key is None else list(jax.random.split(key, 3))
+    pre = config.layer_norm == "pre"
+    read = _normed(layer["rest"], "1", x) if pre else x
+    rows, asking = (x, read) if queries is None else (_pick(x, queries), _pick(read, queries))
+    attended, attention = _attend(layer, config, read, asking, _allowed(config, length, queries, x.shape[1]), keys[0])
+    x = rows + attended if config.residual else attended
+    if config.d_mlp is None:
+        return x, attention
+    mlp = layer["mlp"]
+    hidden = _plus(
+        jnp.einsum("bqd,dm->bqm", _normed(layer["rest"], "2", x) if pre else x, mlp["W_in"]), mlp.get("b_in")
+    )
+    hidden = _dropout(jax.nn.gelu(hidden, approximate=config.activation == "gelu_new"), config.dropout, keys[1])
+    out = _dropout(_plus(jnp.einsum("bqm,md->bqd", hidden, mlp["W_out"]), mlp.get("b_out")), config.dropout, keys[2])
+    return x + out if config.residual else out, attention
+
+
+def _allowed(
+    config: TransformerConfig, length: Int[Array, " B"], queries: Int[Array, "B Q"] | None, T: int
+) -> Bool[Array, "#B #Q T"] | None:
+    """Which key each row may attend to; None for all. A row always has one: lengths are at least 1."""
+    allowed = None
+    position = jnp.arange(T)
+    if config.causal:
+        row = position[None] if queries is None else queries
+        allowed = position[None, None] <= row[:, :, None]
+    if config.mask_padding:
+        real = position[None, None] < length[:, None, None]
+        allowed = real if allowed is None else allowed & real
+    return allowed
+
+
+def _attend(
+    layer: Tree,
+    config: TransformerConfig,
+    x: Float[Array, "B T d"],
+    rows: Float[Array, "B Q d"],
+    allowed: Bool[Array, "#B #Q T"] | None,
+    key: Key[Array, ""] | None,
+) -> tuple[Float[Array, "B Q d"], Float[Array, "B H Q T"]]:
+    """Multi-head attention of `rows` to x.
+
+    With few rows, keys and values of all T tokens are not worth computing: x W_K q = x (W_K q) and a (x W_V) = (a x) W_V are
+    the same by associativity. b_K adds one number to all scores of a row, which softmax does not see: it is left out, and
+    its gradient is exactly the zero that it would be up to rounding.
+    """
+    qk, ov = layer["qk"], layer["ov"]
+    (T, d), Q, dh = x.shape[1:], rows.shape[1], config.d_head
+    # Multiplications of one head, the same for scores and for values.
+    few = Q * d * dh + Q * T * d < T * d * dh + Q * T * dh
+    q = jnp.einsum("bqd,hde->bqhe", rows, qk["W_Q"])
+    q = dh**-0.5 * (q + qk["b_Q"][None, None] if "b_Q" in qk else q)
+    if few:
+        score = jnp.einsum("bqhd,btd->bhqt", jnp.einsum("bqhe,hde->bqhd", q, qk["W_K"]), x)
+    else:
+        score = jnp.einsum("bqhe,bthe->bhqt", q, jnp.einsum("btd,hde->bthe", x, qk["W_K"]))
+    if allowed is not None:
+        score = jnp.where(allowed[:, None], score, -jnp.inf)
+    attention = jax.nn.softmax(score)
+    weight = _dropout(attention, config.dropout, key)
+    if few:
+        mixed = jnp.einsum("bqhd,hde->bqhe", jnp.einsum("bhqt,btd->bqhd", weight, x), ov["W_V"])
+    else:
+        mixed = jnp.einsum("bhqt,bthe->bqhe", weight, jnp.einsum("btd,hde->bthe", x, ov["W_V"]))
+    if "b_V" in ov:
+        # Attention sums to one, unless some of it was dropped.
+        total = 1.0 if weight is attention else weight.sum(-1).transpose(0, 2, 1)[..., None]
+        mixed = mixed + total * ov["b_V"][None, None]
+    return _plus(jnp.einsum("bqhe,hed->bqd", mixed, ov["W_O"]), ov.get("b_O")), attention
+
+
+def _pick(x: Float[Array, "B T d"], queries: Int[Array, "B Q"]) -> Float[Array, "B Q d"]:
+    return jnp.take_along_axis(x, queries[:, :, None], axis=1)
+
+
+def _plus(x: Float[Array, "B Q n"], bias: Float[Array, " n"] | None) -> Float[Array, "B Q n"]:
+    return x if bias is None else x + bias[None, None]
+
+
+def _normed(norm: Tree, name: str, x: Float[Array, "B T d"]) -> Float[Array, "B T d"]:
+    """LayerNorm over the last axis."""
+    centred = x - x.mean(-1, keepdims=True)
+    scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + _EPSILON)
+    return _plus(scaled * norm[f"g_{name}"][None, None], norm.get(f"b_{name}"))
+
+
+def _dropout(x: Array, share: float, key: Key[Array, ""] | None) -> Array:
+    """Zero a share of x and scale up the rest, so that the mean stays; x itself without a key."""
+    if key is None or share == 0:
+        return x
+    return jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)
