@@ -15,8 +15,8 @@ from typing import Any
 import pandas as pd
 import tyro
 
+from experiments.records import ArmOptions, RecordPlace, settle
 from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
-from experiments.synthetic.records import ArmOptions, RecordPlace, settle
 from experiments.synthetic.tables import arms_frame, matched_frame, runs_frame, show
 from experiments.synthetic.train import PARTS, train_arm
 from qkdyn.config import as_dict, digest, main_guard, parse

@@ -26,9 +26,9 @@ import jax
 import numpy as np
 import tyro
 
+from experiments.records import ArmOptions, Record, RecordPlace, settle
 from experiments.synthetic import published
 from experiments.synthetic.fixed_tables import compared_frame, curves_frame, show, summary_frame
-from experiments.synthetic.records import ArmOptions, Record, RecordPlace, settle
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import OutputError, check_count, check_positive, reject
 from qkdyn.figures.fig3 import draw_fig3

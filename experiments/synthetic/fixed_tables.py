@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.synthetic.records import Record
+from experiments.records import Record
 from qkdyn.results.summary import mean_and_sd
 
 # Epochs of the thinned curves, and the last.

@@ -13,7 +13,7 @@ from qkdyn.files import refusals, write_text
 from qkdyn.progress import Update, track
 from qkdyn.results import retract
 from qkdyn.results.provenance import source_state
-from qkdyn.train.store import Store, differences, open_store
+from qkdyn.train.store import Store, differences, key_of, open_store
 
 Record = dict[str, Any]
 
@@ -56,6 +56,7 @@ class RecordPlace:
         digest: of these.
         parts: what was found, each a list of lines: how many (None for any number), and names that a line has.
         measured: further settings, by which the trained arm is measured; a checkpoint serves them all.
+        shared: further settings that it is trained by, the same for all arms.
     """
 
     folder: Path
@@ -64,16 +65,12 @@ class RecordPlace:
     digest: str
     parts: Mapping[str, tuple[int | None, Collection[str]]]
     measured: Mapping[str, Any] = field(default_factory=dict)
+    shared: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
         """The record's file."""
         return self.folder / "arms" / f"{self.name}.json"
-
-    @property
-    def home(self) -> Path:
-        """The folder of its checkpoints."""
-        return self.folder / "checkpoints" / self.name
 
     def read(self) -> Record | None:
         """The record of a finished arm; None where there is none.
@@ -83,9 +80,10 @@ class RecordPlace:
         """
         if not self.path.exists():
             return None
+        beside = {**self.measured, **self.shared}
         try:
             record = json.loads(self.path.read_text())
-            theirs = record["arm"] | {name: record[name] for name in self.measured}
+            theirs = record["arm"] | {name: record[name] for name in beside}
             found = record["digest"]
             for part, (count, names) in self.parts.items():
                 if count not in (None, len(record[part])) or any(set(names) - set(line) for line in record[part]):
@@ -93,42 +91,79 @@ class RecordPlace:
         except (OSError, ValueError, LookupError, TypeError) as error:
             text = f"cannot read {self.path} ({type(error).__name__}: {error}); remove it, or --fresh"
             raise OutputError(text) from error
-        if lines := differences(theirs, {**self.arm, **self.measured}):
+        if lines := differences(theirs, {**self.arm, **beside}):
             do = "take another --out, or --fresh to forget it"
             raise ConflictError(f"{self.path} is the record of other settings ({'; '.join(lines)}); {do}")
         if found != self.digest:
             raise ConflictError(f"{self.path} has the digest of other settings; remove it, or --fresh")
         return record
 
-    def forget(self) -> None:
-        """Remove record and checkpoints."""
-        with refusals(self.path):
-            self.path.unlink(missing_ok=True)
-            if self.home.exists():
-                shutil.rmtree(self.home)
-
-    def take_up(self, options: ArmOptions, train: Callable[[Store, Update], Record]) -> Record:
-        """The record that is there, or else the one that `train` returns, written as soon as the arm is finished.
-
-        Args:
-            options: how often to save.
-            train: trains the arm with a store of checkpoints and a way to show progress.
-
-        Raises:
-            ConflictError, OutputError: see `read`. Interrupted: see `train`.
-        """
-        if (record := self.read()) is not None:
-            return record
+    def write(self, found: Record, seconds: float) -> Record:
+        """Write and return the record of what was `found` in so many seconds; it may name its own."""
+        own = {"arm": self.arm, "digest": self.digest, **self.measured, **self.shared}
+        record = {**own, "wall_seconds": round(seconds, 1), **found, **own, "source": source_state()}
         with refusals(self.path.parent):
             self.path.parent.mkdir(exist_ok=True)
-        store = open_store(self.home, self.arm, fresh=options.fresh, every=options.checkpoint_seconds)
-        begun = time.monotonic()
-        with track(self.name) as update:
-            record = {"arm": self.arm, "digest": self.digest, **self.measured, **train(store, update)}
-        record |= {"wall_seconds": round(time.monotonic() - begun, 1), "source": source_state()}
         write_text(self.path, json.dumps(record, separators=(",", ":")) + "\n")
-        store.forget()
         return record
+
+    def forget(self) -> None:
+        """Remove the record, and the checkpoints of every group with this arm."""
+        with refusals(self.path):
+            self.path.unlink(missing_ok=True)
+            for home in (self.folder / "checkpoints").glob("*/"):
+                if self.name in _arms_of(home):
+                    shutil.rmtree(home)
+
+    def take_up(self, options: ArmOptions, train: Callable[[Store, Update], Record]) -> Record:
+        """The record that is there, or else the one that `train` returns: `take_up_together` for one arm."""
+        return take_up_together([self], options, lambda _, store, update: {self.name: train(store, update)})[0]
+
+
+def take_up_together(
+    places: Sequence[RecordPlace],
+    options: ArmOptions,
+    train: Callable[[Sequence[str], Store, Update], Mapping[str, Record]],
+) -> list[Record]:
+    """The records that are there, and those that `train` returns of the other arms, written when these are finished.
+
+    Args:
+        places: of arms that are trained together, in one folder.
+        options: how often to save.
+        train: trains the named arms with a store of checkpoints and a way to show progress.
+
+    Raises:
+        ConflictError, OutputError: see `RecordPlace.read`. Interrupted: see `train`.
+    """
+    found = {own.name: own.read() for own in places}
+    missing = [own for own in places if found[own.name] is None]
+    if missing:
+        identity = {"arms": {own.name: own.arm for own in missing}, **missing[0].shared}
+        with refusals(missing[0].path.parent):
+            missing[0].path.parent.mkdir(exist_ok=True)
+        store = open_store(_home(missing), identity, fresh=options.fresh, every=options.checkpoint_seconds)
+        begun = time.monotonic()
+        with track(missing[0].name + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")) as update:
+            trained = train([own.name for own in missing], store, update)
+        seconds = (time.monotonic() - begun) / len(missing)
+        found |= {own.name: own.write(trained[own.name], seconds) for own in missing}
+        store.forget()
+    return [record for record in found.values() if record is not None]
+
+
+def _home(places: Sequence[RecordPlace]) -> Path:
+    """The folder of the checkpoints of a group: its arm's name, or the first with a number that the names decide."""
+    names = [own.name for own in places]
+    several = f"-{key_of(names)}" if len(names) > 1 else ""
+    return places[0].folder / "checkpoints" / f"{names[0]}{several}"
+
+
+def _arms_of(home: Path) -> Collection[str]:
+    """Names of the arms of a group, by its folder of checkpoints."""
+    try:
+        return [home.name, *json.loads((home / "job.json").read_text())["arms"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return [home.name]
 
 
 def settle(places: Sequence[RecordPlace], chosen: Collection[str], options: ArmOptions) -> list[RecordPlace]:

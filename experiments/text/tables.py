@@ -1,0 +1,156 @@
+"""The records of arms as tables: every quantity of every arm, reading and split, with intervals and paired differences."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.text.arms import Comparison, Protocol
+from experiments.text.readings import MAIN, NAMED, QUANTITIES, READINGS, SPLITS, Record, matched_level, values
+from qkdyn.metrics.intervals import confidence_interval
+from qkdyn.results.summary import mean_and_sd
+
+
+def compared(records: Sequence[Record], protocol: Protocol) -> list[tuple[Comparison, list[Record]]]:
+    """The finished arms of each comparison, in its order; comparisons of which none is finished are left out."""
+    known = {record["arm"]["name"]: record for record in records}
+    found = [(own, [known[name] for name in own.arms if name in known]) for own in protocol.comparisons]
+    return [(own, there) for own, there in found if there]
+
+
+def frames(records: Sequence[Record], protocol: Protocol) -> dict[str, pd.DataFrame]:
+    """All tables by the name of their file."""
+    long = summary_frame(records, protocol)
+    return {"summary": long, "table": short_frame(long), "costs": costs_frame(records)}
+
+
+def summary_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
+    """One row for each comparison, arm, reading, split and quantity.
+
+    Mean, standard deviation and 95% interval (Student, over `seeds` runs), what uniform attention and a ranking by position
+    alone would give, and the mean difference from the comparison's first arm, paired by seed, with its interval.
+    """
+    rows = []
+    for comparison, there in compared(records, protocol):
+        level = matched_level(there)
+        first = there[0] if there[0]["arm"]["name"] == comparison.arms[0] else None
+        for record in there:
+            for reading in READINGS:
+                for split in SPLITS[reading]:
+                    head = {"comparison": comparison.name, "arm": record["arm"]["name"], "reading": reading}
+                    head |= {"split": split, "loss_level": level if reading == "matched" else np.nan}
+                    rows += [head | line for line in _lines(record, first, reading, split, level)]
+    return pd.DataFrame(rows)
+
+
+def _lines(record: Record, first: Record | None, reading: str, split: str, level: float) -> Iterator[dict[str, Any]]:
+    """One line for each quantity that is known."""
+    for quantity in QUANTITIES:
+        own = values(record, reading, split, quantity.name, level)
+        if not np.isfinite(own).any():
+            continue
+        line = {"claim": quantity.claim, "quantity": quantity.name} | _interval(own)
+        line["uniform"] = quantity.uniform if isinstance(quantity.uniform, float) else np.nan
+        if isinstance(quantity.uniform, str):
+            line["uniform"] = mean_of(values(record, reading, split, quantity.uniform, level))
+        position = quantity.name.endswith("auprc")
+        line["position"] = mean_of(values(record, reading, split, "position_auprc", level)) if position else np.nan
+        theirs = own if first is None else values(first, reading, split, quantity.name, level)
+        known = first is not None and first is not record
+        line |= {
+            f"change_{name}": v if known else np.nan for name, v in _interval(own - theirs).items() if name != "seeds"
+        }
+        yield line
+
+
+def _interval(own: np.ndarray) -> dict[str, float]:
+    """Mean, deviation and ends of the interval of a quantity over seeds."""
+    _, sd, count = mean_and_sd(own)
+    mean, low, high = (float(part) for part in confidence_interval(own))
+    return {"mean": mean, "sd": float(sd), "low": low, "high": high, "seeds": int(count)}
+
+
+def mean_of(own: np.ndarray) -> float:
+    """The mean of what is known."""
+    return float(mean_and_sd(own)[0])
+
+
+def short_frame(long: pd.DataFrame) -> pd.DataFrame:
+    """One row for each comparison, arm, reading and split: the main quantities with half their intervals' widths.
+
+    Beside each what uniform attention and position alone would give, and the difference from the first arm.
+    """
+    keys = ["comparison", "arm", "reading", "split", "loss_level"]
+    rows = []
+    for key, part in long.groupby(keys, sort=False, dropna=False):
+        row = dict(zip(keys, key, strict=True)) if isinstance(key, tuple) else {}
+        lines: list[Any] = [line for line in part.itertuples(index=False) if NAMED[str(line.quantity)].main]
+        for line in lines:
+            name = line.quantity
+            row |= {name: line.mean, f"{name}_ci": line.high - line.mean}
+            for beside in ("uniform", "position"):
+                value = getattr(line, beside)
+                row |= {f"{name}_{beside}": value} if np.isfinite(value) else {}
+            row |= {f"{name}_change": line.change_mean, f"{name}_change_ci": line.change_high - line.change_mean}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def costs_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """One row for each arm: what it took, and how it ended."""
+    rows = [
+        {
+            "arm": record["arm"]["name"],
+            "epochs": record["arm"]["epochs"],
+            "runs": len(record["runs"]),
+            "diverged": sum(run["diverged_at"] is not None for run in record["runs"]),
+            "seconds": record["wall_seconds"],
+            "tokens_per_second": record["tokens_per_second"],
+            "training_loss": mean_of(np.array([_last(run) for run in record["runs"]])),
+            "best_epoch": mean_of(np.array([(run["best"] or {}).get("epoch", np.nan) for run in record["runs"]])),
+        }
+        for record in records
+    ]
+    return pd.DataFrame(rows)
+
+
+def _last(run: dict[str, Any]) -> float:
+    """Training loss of the last epoch."""
+    value = run["epochs"][-1]["training_loss"] if run["epochs"] else None
+    return np.nan if value is None else float(value)
+
+
+def show(records: Sequence[Record], protocol: Protocol) -> None:
+    """Print the main quantities of each comparison after the last epoch, on the test split."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    long = summary_frame(records, protocol)
+    for comparison, there in compared(records, protocol):
+        out = Table(title=f"{comparison.name}: test split after the last epoch, mean ± half of the 95% interval")
+        out.add_column("arm")
+        for quantity in MAIN:
+            out.add_column(quantity.short, justify="right")
+        part = long.loc[
+            (long["comparison"] == comparison.name) & (long["reading"] == "end") & (long["split"] == "test")
+        ]
+        lines = {(line.arm, line.quantity): line for line in part.itertuples(index=False)}
+        for record in there:
+            name = record["arm"]["name"]
+            cells = [_cell(lines.get((name, quantity.name))) for quantity in MAIN]
+            out.add_row(name, *cells, end_section=record is there[-1])
+        for beside, label in (("uniform", "uniform attention"), ("position", "position alone")):
+            own = [part.loc[part["quantity"] == quantity.name, beside].mean() for quantity in MAIN]
+            out.add_row(label, *(f"{value:.3f}" if np.isfinite(value) else "" for value in own))
+        console.print(out)
+
+
+def _cell(line: Any) -> str:
+    """A mean with half of its interval."""
+    if line is None:
+        return "not known"
+    half = line.high - line.mean
+    return f"{line.mean:.3f}" + (f"±{half:.3f}" if np.isfinite(half) else "")
