@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Real
 
 from qkdyn.errors import reject
-from qkdyn.metrics.checks import ROUNDING, as_mask, as_shares, check_match, check_share, refuse_where
+from qkdyn.metrics.checks import as_attention, as_mask, as_shares, check_match, check_share
 
 # Attention to one instance's T tokens; which of them are relevant, as bools or as weights in [0, 1].
 Relevant = Bool[np.ndarray, "*#batch T"] | Real[np.ndarray, "*#batch T"]
@@ -35,11 +35,8 @@ def attention_mass(attention: Float[np.ndarray, "*#batch T"], relevant: Relevant
         InputError: attention that is negative, NaN or does not sum to 1 or 0 (each give or take 1e-5), weights outside
             [0, 1], nothing at all, or shapes that do not match.
     """
-    weights, share = as_shares("attention", attention), as_shares("relevant", relevant)
+    weights, share = as_attention("attention", attention), as_shares("relevant", relevant)
     check_match(attention=weights, relevant=share)
-    total = np.atleast_1d(weights.sum(-1, dtype=np.float64))
-    off = (np.abs(total - 1) > ROUNDING) & (total > 0)
-    refuse_where(off, "attention.sum(-1)", total, "1 or 0", "tokens are the last axis, after the softmax")
     return np.asarray(np.clip((weights * share.astype(np.float64)).sum(-1), 0, 1))
 
 

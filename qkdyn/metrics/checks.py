@@ -41,7 +41,7 @@ def refuse_where(bad: np.ndarray, name: str, array: np.ndarray, allowed: str, do
     """Raise InputError for the first element of `array` at which `bad` is true, if there is one."""
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
-        reject(f"{name}[{', '.join(map(str, place))}]", array[place].item(), allowed, do)
+        reject(f"{name}[{', '.join(map(str, place))}]" if place else name, array[place].item(), allowed, do)
 
 
 def as_shares(name: str, values: Any) -> np.ndarray:
@@ -54,6 +54,36 @@ def as_shares(name: str, values: Any) -> np.ndarray:
     inside = (array >= -ROUNDING) & (array <= 1 + ROUNDING)
     refuse_where(~inside, name, array, f"from 0 to 1 (give or take {ROUNDING:g})")
     return np.clip(array, 0, 1)
+
+
+def as_attention(name: str, values: Any) -> np.ndarray:
+    """Return `values` as `as_shares` does; along the last axis they sum to 1, or are all 0, each give or take 1e-5.
+
+    Raises:
+        InputError: what `as_shares` refuses, or names the first row with another sum.
+    """
+    weights = as_shares(name, values)
+    total = np.atleast_1d(weights.sum(-1, dtype=np.float64))
+    off = (np.abs(total - 1) > ROUNDING) & (total > 0)
+    refuse_where(off, f"{name}.sum(-1)", total, "1 or 0", "tokens are the last axis, after the softmax")
+    return weights
+
+
+def as_finite(name: str, values: Any) -> np.ndarray:
+    """Return `values` as `as_reals` does, or raise InputError that names the first that is NaN or infinite."""
+    array = as_reals(name, values)
+    refuse_where(~np.isfinite(array), name, array, "finite")
+    return array
+
+
+def as_counts(name: str, values: Any, most: int, least: int = 1) -> np.ndarray:
+    """Return an integer or an array of integers as an array, or raise InputError unless all are from `least` to `most`."""
+    allowed = f"integers from {least} to {most}"
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" or array.size == 0:
+        reject(name, values, allowed)
+    refuse_where((array < least) | (array > most), name, array, allowed)
+    return array
 
 
 def as_mask(name: str, values: Any) -> np.ndarray:
@@ -78,9 +108,9 @@ def check_match(**arrays: np.ndarray) -> None:
         reject(f"the shapes of {names}", shapes, "equal in the last axis and such that the others broadcast")
 
 
-def check_share(name: str, value: Any) -> float:
-    """Return `value` as a float, or raise InputError unless it is a number in [0, 1] (no bool)."""
+def check_share(name: str, value: Any, *, least: float = 0.0, zero: bool = True) -> float:
+    """Return `value` as a float, or raise InputError unless it is a number in [`least`, 1] (no bool), above 0 if not `zero`."""
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not real or not 0 <= float(value) <= 1:
-        reject(name, value, "a number from 0 to 1")
+    if not real or not least <= float(value) <= 1 or (value == 0 and not zero):
+        reject(name, value, f"a number from {least:g} to 1" if zero else "a number above 0 and at most 1")
     return float(value)

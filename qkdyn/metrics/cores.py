@@ -6,6 +6,7 @@ data for its shape. Order is found by comparing all pairs of tokens rather than 
 7 to 16 times faster than XLA's sort. The checked functions for people stand in this package's other modules.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
@@ -20,6 +21,32 @@ def entropy(xp: ModuleType, attention: Any) -> Any:
     """Entropy of attention in nats, (...), with 0 ln 0 = 0."""
     some = attention > 0
     return -xp.where(some, attention * xp.log(xp.where(some, attention, 1)), 0).sum(-1)
+
+
+def entropy_share(xp: ModuleType, attention: Any, allowed: Any) -> Any:
+    """Entropy over that of uniform attention to the allowed tokens, ln of their number, (...); 1 where there is but one."""
+    count = allowed.sum(-1)
+    return xp.where(count > 1, entropy(xp, attention) / xp.log(xp.maximum(count, 2)), 1)
+
+
+def rollout_row(xp: ModuleType, attentions: Sequence[Any], position: Any, residual: float) -> Any:
+    """Row `position` (...,) of the attention rollout, (..., T): e A'_L ... A'_1, A' = rownorm(w mean_heads(A) + (1 - w) I).
+
+    `attentions` are maps (..., heads, T, T) from the first layer to the last, the last of which may be (..., heads, 1, T),
+    the one row at `position`. `residual` is w: 1/2 in Abnar & Zuidema (2020), 1 for attention alone. A row of zeros stays
+    the identity's, or zero where w is 1.
+    """
+    last = attentions[-1]
+    one = last[..., 0, 0, :]
+    row = xp.where(_places(xp, one) == xp.asarray(position)[..., None], 1.0, 0.0).astype(last.dtype)
+    for maps in reversed(attentions):
+        mean = maps.mean(-3)
+        if mean.shape[-2] == 1:
+            mean = row[..., :, None] * mean
+        total = residual * mean.sum(-1) + (1 - residual)
+        row = xp.where(total > 0, row / xp.where(total > 0, total, 1), 0)
+        row = residual * (row[..., None, :] @ mean)[..., 0, :] + (1 - residual) * row
+    return row
 
 
 def rank(xp: ModuleType, score: Any, allowed: Any) -> Any:
@@ -81,6 +108,15 @@ def random_auprc(xp: ModuleType, relevant: Any, allowed: Any) -> Any:
     return xp.where(hits > 0, (harmonic + pairs * (count - harmonic)) / xp.maximum(count, 1), 0)
 
 
+def position_auprc(xp: ModuleType, relevant: Any, allowed: Any, last: bool = False) -> Any:
+    """`auprc` of ranking tokens by position alone, (...): the first one first; or the last one first."""
+    if last:
+        relevant, allowed = relevant[..., ::-1], allowed[..., ::-1]
+    hit = relevant & allowed
+    precision = xp.cumsum(hit, -1) / xp.maximum(xp.cumsum(allowed, -1), 1)
+    return xp.where(hit, precision, 0).sum(-1) / xp.maximum(hit.sum(-1), 1)
+
+
 def token_f1(xp: ModuleType, selected: Any, relevant: Any) -> Any:
     """F1 of selected against relevant tokens, (...): 2 |both| / (|selected| + |relevant|), 0 where there are neither."""
     return 2 * (selected & relevant).sum(-1) / xp.maximum(selected.sum(-1) + relevant.sum(-1), 1)
@@ -126,6 +162,12 @@ def compact(xp: ModuleType, tokens: Any, keep: Any, pad: Any, order: Any = None)
     moved = xp.where(goes, tokens[..., :, None], 0).sum(-2)
     length = keep.sum(-1)
     return xp.where(slot < length[..., None], moved, pad).astype(tokens.dtype), length
+
+
+def probability_drop(xp: ModuleType, full: Any, reduced: Any) -> Any:
+    """f(x) - f(reduced x), (...): by how much the probability of the class predicted from x falls; inputs are (..., M)."""
+    predicted = _places(xp, full) == full.argmax(-1)[..., None]
+    return xp.where(predicted, full - reduced, 0).sum(-1)
 
 
 def macro_f1(xp: ModuleType, predicted: Any, label: Any, classes: int, counted: Any = None) -> Any:
