@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 
 from qkdyn.errors import reject
 from qkdyn.metrics import cores
-from qkdyn.metrics.checks import ROUNDING, as_counts, as_mask, as_shares, check_share
+from qkdyn.metrics.checks import ROUNDING, as_counts, as_mask, as_shares, check_match, check_share
 
 # One array of all layers, or for each layer one, the last of which may hold the measured row alone.
 Maps = Float[np.ndarray, "*batch layers heads T T"] | Sequence[Float[np.ndarray, "..."]]
@@ -130,13 +130,14 @@ def _check_rows(layers: list[np.ndarray], padding: Padding) -> None:
     empty = np.zeros((*lead, T), bool)
     if padding is not None:
         told = as_mask("padding", padding)
-        if told.ndim > empty.ndim or told.shape[-1] != T or np.broadcast(told, empty).shape != empty.shape:
-            reject("the shape of padding", told.shape, f"{empty.shape}, or such that it broadcasts to it")
-        empty = np.broadcast_to(told, empty.shape)
+        check_match(padding=told, attentions=empty)
+        empty = told | empty
+        if empty.shape != (*lead, T):
+            reject("the shape of padding", told.shape, f"{(*lead, T)}, or such that it broadcasts to it")
     for number, maps in enumerate(layers):
         total = maps.sum(-1)
         # Where there is one row, it is not known here whether it is padding's.
-        allowed = empty if maps.shape[-2] == T else empty.any(-1, keepdims=True)
+        allowed = empty if maps.shape[-2] == T else np.asarray(empty.any(-1, keepdims=True))
         off = (np.abs(total - 1) > ROUNDING) & ~((total == 0) & allowed[..., None, :])
         if off.any():
             place = np.argwhere(off)[0].tolist()
