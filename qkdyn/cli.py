@@ -1,8 +1,10 @@
-"""The `qkdyn` command: small questions to the theory, answered at once (numpy and scipy alone), and runs compared."""
+"""The `qkdyn` command: small questions to the theory, answered at once (numpy and scipy alone), runs compared, data found."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -127,6 +129,17 @@ def compare(options: argparse.Namespace) -> str:
     return compare_runs(options.a, options.b)
 
 
+def data(options: argparse.Namespace) -> str:
+    """What the experiments on text need and what of it was found; or the download of one data set."""
+    if options.action is None:
+        from qkdyn.text.listing import list_sources
+
+        return list_sources(options.data)
+    from qkdyn.text.fetch import fetch
+
+    return fetch(options.name, options.data, say=lambda line: print(line, file=sys.stderr, flush=True))
+
+
 def _parser() -> _Parser:
     parser = _Parser(prog="qkdyn", description="Attention under unequal learning rates of the QK and OV circuits.")
     parser.add_argument("--version", action="version", version=f"qkdyn {__version__}")
@@ -160,6 +173,16 @@ def _parser() -> _Parser:
     runs.add_argument("a", metavar="A", help="a run directory")
     runs.add_argument("b", metavar="B", help="another")
     runs.set_defaults(run=compare)
+
+    found = commands.add_parser("data", help="list the data of the experiments on text, or download them")
+    found.set_defaults(run=data, action=None)
+    folder = {"type": Path, "metavar": "FOLDER", "help": "folder of the data (default $QKDYN_DATA, or else ./data)"}
+    found.add_argument("--data", **folder)
+    actions = found.add_subparsers(dest="action", metavar="[fetch NAME]")
+    get = actions.add_parser("fetch", help="download one data set or vocabulary into FOLDER/NAME")
+    get.add_argument("name", metavar="NAME", help="a name of the list")
+    # Given before or after: an option of both, of which the inner default must not hide what the outer one was given.
+    get.add_argument("--data", default=argparse.SUPPRESS, **folder)
     return parser
 
 
@@ -167,7 +190,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit status: 0, 2 for a question that has no answer, 130 when interrupted."""
     try:
         options = _parser().parse_args(arguments)
-        print(options.run(options))
+        print(options.run(options), flush=True)
+    except BrokenPipeError:
+        # As in `qkdyn data | head`: whoever read has enough, and nothing may be left to flush at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except QkdynError as error:
         # Libraries below may explain themselves on several lines.
         print(f"qkdyn: error: {' '.join(str(error).split())}", file=sys.stderr)
