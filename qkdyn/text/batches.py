@@ -118,7 +118,7 @@ def epoch_plan(
     values, batch = _checked_lengths(lengths), check_count("batch", batch)
     slots = _checked_widths(widths, int(values.max()))
     seed, epoch = check_count("seed", seed, minimum=0), check_count("epoch", epoch, minimum=0)
-    order = _generator(seed, epoch, _POSTS).permutation(len(values))
+    order = _generator(_POSTS, seed, epoch).permutation(len(values))
     if not by_length:
         posts = _cut(order, batch)
         return Plan(posts, _narrowest(values, posts, slots))
@@ -127,7 +127,7 @@ def epoch_plan(
     bucket = np.searchsorted(slots, values)
     posts = _cut(order[np.argsort(bucket[order], kind="stable")], batch)
     width = slots[bucket[posts].max(1, where=posts >= 0, initial=0)].astype(np.int32)
-    steps = _generator(epoch, _WIDTHS).permutation(len(posts))
+    steps = _generator(_WIDTHS, epoch).permutation(len(posts))
     return Plan(posts[steps], width[steps])
 
 
@@ -173,7 +173,7 @@ def unique_tokens(
         place[ids] = np.arange(len(ids))
         inverse[step][mask] = place[batch[mask]]
         found.append(ids)
-    most = max((len(ids) for ids in found), default=0)
+    most = max((len(ids) for ids in found), default=0) or 1
     unique = np.full((len(found), -(-most // UNIQUE_MULTIPLE) * UNIQUE_MULTIPLE), spare, np.int32)
     for row, ids in zip(unique, found, strict=True):
         if len(ids) and ids[np.searchsorted(ids, spare) % len(ids)] == spare:

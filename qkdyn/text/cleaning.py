@@ -18,19 +18,19 @@ DROPPED = frozenset(
 )
 
 _NUMBER = r"\d+(?:[.,']\d+)*"
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
-# The first pattern that fits the whole word decides.
+_MONTH = r"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)"
+# In the published order; the first pattern that fits the whole word decides.
 _TAGS = tuple(
     (tag, re.compile(pattern, re.IGNORECASE))
     for tag, pattern in (
-        ("<url>", r"(?:https?://|www\.)\S+|(?:[a-z0-9-]+\.)+(?:com|org|net|edu|gov|co|ly|me|tv)(?:/\S*)?"),
+        ("<url>", r"(?:https?://|www\.)\S+"),
         ("<email>", r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+"),
-        ("<user>", r"@\w+:?"),
         ("<percent>", _NUMBER + "%"),
         ("<money>", rf"[$€£¢]{_NUMBER}(?:[kmb]n?)?|{_NUMBER}[$€£¢]"),
-        ("<time>", r"\d{1,2}:\d{2}(?::\d{2})?(?:[ap]\.?m\.?)?|\d{1,2}[ap]\.?m\.?"),
-        ("<date>", rf"\d{{1,4}}([/.-])\d{{1,2}}\1\d{{1,4}}|\d{{1,2}}(?:st|nd|rd|th)?-?{_MONTH}(?:-?\d{{2,4}})?"),
-        ("<phone>", r"\+?\(?\d{3}\)?[-.]\d{3}[-.]?\d{4}|\+\d{7,14}"),
+        ("<phone>", r"\(?\d{3}\)?[.-]?\d{3}[.-]?\d{4}"),
+        ("<user>", r"@\w+"),
+        ("<time>", r"\d{1,2}:\d{2}(?::\d{2})?(?:[ap]m)?|\d{1,2}[ap]m"),
+        ("<date>", rf"\d{{1,4}}([/.-])\d{{1,2}}\1\d{{2,4}}|\d{{1,2}}{_MONTH}(?:\d{{2,4}})?"),
         ("<number>", _NUMBER),
     )
 )
@@ -47,7 +47,7 @@ def _tagged(word: str) -> str:
 
 
 def _unpacked(word: str) -> str:
-    """A contraction in full; other words with an apostrophe cut there, as the package leaves an 's."""
+    """A contraction in full; another word with an apostrophe is cut there."""
     word = re.sub("(?<=[a-z])’(?=[a-z])", "'", word)
     if word in _CONTRACTIONS:
         return _CONTRACTIONS[word]
@@ -70,7 +70,8 @@ def clean(word: str) -> tuple[str, ...]:
     """
     if word in DROPPED:
         return ()
-    if not _TAG.fullmatch(word):
+    # No tag fits a word of letters alone.
+    if not word.isalpha() and not _TAG.fullmatch(word):
         word = _tagged(html.unescape(word))
     if not _TAG.fullmatch(word):
         word = _unpacked(_shortened(word.lower().removeprefix("#")))

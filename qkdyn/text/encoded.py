@@ -49,24 +49,25 @@ class Encoded:
         return len(self.length)
 
     def take(self, posts: Int[np.ndarray, "B"], width: int | None = None) -> "Encoded":
-        """Some posts in their order, in `width` slots; -1 gives an empty row of length 0 and class 0.
+        """Some posts in the order given, in `width` slots (T, if None); -1 is an empty row of length 0 and class 0.
 
         Raises:
-            InputError: a post longer than `width`.
+            InputError: a post that is not there, or is longer than `width`.
         """
-        posts = np.asarray(posts)
-        width = self.tokens.shape[1] if width is None else check_count("width", width)
-        there = posts >= 0
-        length = np.where(there, self.length[posts], 0).astype(np.int32)
-        if length.size and length.max() > width:
+        posts, there = np.asarray(posts), np.asarray(posts) >= 0
+        if posts.size and not -1 <= posts.min() <= posts.max() < len(self):
+            reject("posts", [int(posts.min()), int(posts.max())], f"from 0 to {len(self) - 1}, or -1 for none")
+        slots = self.tokens.shape[1] if width is None else check_count("width", width)
+        length = np.where(there, self.length[posts], np.int32(0))
+        if length.max(initial=0) > slots:
             reject("width", width, f"at least {length.max()}, the longest of these posts")
 
         def rows(values: np.ndarray, empty: Any) -> np.ndarray:
-            """The posts' rows of one array; (B, T) brought to `width`."""
+            """The posts' rows of one array; (B, T) is brought to `slots`."""
             if values.ndim == 1:
-                return np.where(there, values[posts], empty).astype(values.dtype)
-            out = np.full((len(posts), width), empty, values.dtype)
-            shown = min(width, values.shape[1])
+                return np.where(there, values[posts], values.dtype.type(empty))
+            out = np.full((len(posts), slots), empty, values.dtype)
+            shown = min(slots, values.shape[1])
             out[there, :shown] = values[posts[there], :shown]
             return out
 
@@ -90,9 +91,7 @@ def _checked_masks(post: Post) -> Float32[np.ndarray, "annotators words"]:
                 f"{len(mask)} entries",
                 f"one entry for each of its {len(post.words)} words",
             )
-    masks = np.array([list(mask) for mask in post.rationales]).reshape(len(post.rationales), len(post.words))
-    if not np.isin(masks, (0, 1)).all():
-        reject(f"masks of post {post.id}", post.rationales, "0 and 1")
+    masks = np.array(post.rationales, bool).reshape(len(post.rationales), len(post.words))
     return masks.astype(np.float32)
 
 
@@ -110,9 +109,11 @@ def _agreed(masks: Float32[np.ndarray, "annotators words"], agreement: str, post
 def _post_pieces(
     post: Post, vocabulary: Vocabulary, agreement: str, prepare: Callable[[str], Sequence[str]] | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and weights of a post's tokens, before anything is cut."""
+    """Ids and weights of a post's tokens, (n,) each, before anything is cut; n may be 0."""
     if not post.words:
         reject(f"post {post.id}", "no words", "a post of at least one word", "leave it out")
+    if post.label not in LABELS:
+        reject(f"label of post {post.id}", post.label, "one of " + ", ".join(LABELS))
     weights = _agreed(_checked_masks(post), agreement, post.id)
     words, origin = post.words, np.arange(len(post.words))
     if prepare is not None:
@@ -121,6 +122,17 @@ def _post_pieces(
         origin = np.repeat(origin, [len(parts) for parts in prepared])
     encoding = vocabulary.encode(words)
     return encoding.ids, weights[origin[encoding.word]]
+
+
+def _stacked(
+    pieces: Sequence[tuple[np.ndarray, np.ndarray]], slots: int, pad: int
+) -> tuple[Int32[np.ndarray, "N T"], Float32[np.ndarray, "N T"], Bool[np.ndarray, "N T"]]:
+    """Ids and weights of all posts in `slots` slots, filled up on the right, and where there is content."""
+    content = np.arange(slots) < np.array([[len(ids)] for ids, _ in pieces])
+    tokens, relevant = np.full(content.shape, pad, np.int32), np.zeros(content.shape, np.float32)
+    tokens[content] = np.concatenate([ids for ids, _ in pieces])
+    relevant[content] = np.concatenate([weights for _, weights in pieces])
+    return tokens, relevant, content
 
 
 def encode_posts(
@@ -140,7 +152,7 @@ def encode_posts(
         posts: id, words, label, and one mask over the words for each annotator who gave one.
         vocabulary: from `qkdyn.text.vocabulary`.
         n_ctx: most tokens of a post, the query token included.
-        truncate: cut what is longer, and count it; otherwise it is an error.
+        truncate: cut the end of what is longer, and count it; otherwise it is an error.
         query: append the vocabulary's query token, at the position that equals the number of content tokens.
         agreement: how the masks become one weight for each word. "majority": 1 where more than half of the annotators who
             gave a mask marked it; "union": where any did; "mean3": the sum of the masks over three, as in the published
@@ -156,48 +168,35 @@ def encode_posts(
         InputError: names the post that has no words, a label not known, masks of another length than its words, or too many
             tokens; or a vocabulary without query token.
     """
-    content_slots = check_count("n_ctx", n_ctx, minimum=1 + query) - query
+    room = check_count("n_ctx", n_ctx, minimum=1 + query) - query
     if agreement not in AGREEMENTS:
         reject("agreement", agreement, "one of " + ", ".join(AGREEMENTS))
     if query and vocabulary.query is None:
         reject("query", query, "False for a vocabulary without query token", "or give with_query(vocabulary)")
-    classes = {label: index for index, label in enumerate(LABELS)}
-    once = cache(prepare) if prepare else None
-    pieces, labels, cut, empty = [], [], 0, 0
+    nothing = vocabulary.pad if vocabulary.unknown is None else vocabulary.unknown
+    posts, once = tuple(posts), cache(prepare) if prepare else None
+    pieces, cut, empty = [], 0, 0
     for post in posts:
-        if post.label not in classes:
-            reject(f"label of post {post.id}", post.label, "one of " + ", ".join(LABELS))
-        labels.append(classes[post.label])
         ids, weights = _post_pieces(post, vocabulary, agreement, once)
-        if len(ids) > content_slots:
-            if not truncate:
-                reject(
-                    f"post {post.id}",
-                    f"{len(ids) + query} tokens",
-                    f"at most n_ctx = {n_ctx} tokens",
-                    "or set truncate",
-                )
-            ids, weights, cut = ids[:content_slots], weights[:content_slots], cut + 1
+        if len(ids) > room and not truncate:
+            reject(
+                f"tokens of post {post.id}", len(ids) + query, f"at most n_ctx = {n_ctx}", "raise it or set truncate"
+            )
+        cut, empty = cut + (len(ids) > room), empty + (not len(ids))
         if not len(ids):
-            ids = np.array([vocabulary.pad if vocabulary.unknown is None else vocabulary.unknown], np.int32)
-            weights, empty = np.zeros(1, np.float32), empty + 1
-        pieces.append((ids, weights))
+            ids, weights = np.array([nothing], np.int32), np.zeros(1, np.float32)
+        pieces.append((ids[:room], weights[:room]))
     if not pieces:
         reject("posts", "none", "at least one post")
-    content_length = np.array([len(ids) for ids, _ in pieces], np.int32)
-    longest = int(content_length.max()) + query
-    slots = n_ctx if pad_to_n_ctx else -(-longest // MULTIPLE) * MULTIPLE
-    content = np.arange(slots) < content_length[:, None]
-    tokens = np.full(content.shape, vocabulary.pad, np.int32)
-    relevant = np.zeros(content.shape, np.float32)
-    tokens[content] = np.concatenate([ids for ids, _ in pieces])
-    relevant[content] = np.concatenate([weights for _, weights in pieces])
+    length = np.array([len(ids) + query for ids, _ in pieces], np.int32)
+    slots = n_ctx if pad_to_n_ctx else -(-int(length.max()) // MULTIPLE) * MULTIPLE
+    tokens, relevant, content = _stacked(pieces, slots, vocabulary.pad)
     if query and vocabulary.query is not None:
-        tokens[np.arange(len(pieces)), content_length] = vocabulary.query
+        tokens[np.arange(len(posts)), length - 1] = vocabulary.query
     return Encoded(
         tokens=tokens,
-        length=content_length + np.int32(query),
-        label=np.array(labels, np.int32),
+        length=length,
+        label=np.array([LABELS.index(post.label) for post in posts], np.int32),
         relevant=relevant,
         content=content,
         marked=np.any(relevant > 0, axis=1),

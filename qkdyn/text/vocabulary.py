@@ -27,6 +27,12 @@ class Encoding(NamedTuple):
     word: Int32[np.ndarray, "n"]
 
 
+def _check_word(word: str) -> None:
+    """Raise InputError unless the word is a string that UTF-8 can write."""
+    if not isinstance(word, str) or any("\ud800" <= character <= "\udfff" for character in word):
+        reject("words", word, "strings without halves of surrogate pairs")
+
+
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
     """Tokens and their ids, 0 to size - 1.
@@ -60,6 +66,7 @@ class Vocabulary:
             text = " " + word if self.spaced and index else word
             ids = known.get(text)
             if ids is None:
+                _check_word(word)
                 ids = known[text] = tuple(self.split(text))
             found.append(ids)
         return found
@@ -75,13 +82,14 @@ class Vocabulary:
             of pieces, none included (a word of control characters, for WordPiece).
 
         Raises:
-            InputError: a single string instead of words.
+            InputError: a single string instead of words, or a word that is not text.
         """
         if isinstance(words, str):
             reject("words", words, "a list of words", "split the text first")
         pieces = self.pieces(words)
+        counts = np.array([len(piece) for piece in pieces], np.int64)
         ids = np.array([id_ for piece in pieces for id_ in piece], np.int32)
-        return Encoding(ids, np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces]))
+        return Encoding(ids, np.repeat(np.arange(len(pieces), dtype=np.int32), counts))
 
 
 def with_query(vocabulary: Vocabulary) -> Vocabulary:
