@@ -23,8 +23,10 @@ import tyro
 from experiments.records import ArmOptions, Record, RecordPlace, settle, take_up_together
 from experiments.text import arms, tables
 from experiments.text.arms import Protocol, deepened
+from experiments.text.published import compared_frame
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import ConflictError, OutputError, reject
+from qkdyn.figures.text import draw_text
 from qkdyn.files import prepare_folder, write_text
 from qkdyn.results import manifest, retract, write_manifest
 from qkdyn.train.devices import Machine
@@ -147,11 +149,15 @@ def finished(protocol: Protocol, folder: Path) -> list[Record]:
 def draw(records: Sequence[Record], protocol: Protocol, folder: Path) -> list[Path]:
     """Tables and figures of all finished arms."""
     frames = tables.frames(records, protocol)
-    return [
+    if protocol.recipe.measured == "last_slot":
+        frames["published"] = compared_frame(records, protocol.recipe.n_layers)
+    files = [
         write_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.5g"))
         for name, frame in frames.items()
         if len(frame)
     ]
+    groups = [(comparison.name, there) for comparison, there in tables.compared(records, protocol)]
+    return [*files, *draw_text(groups, frames.get("effects"), folder)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ SHA = {"dataset.json": "a" * 64}
 
 def measured(start, whole=False):
     """M, and with `whole` F and D: every quantity in the order of the records from `start` on, a hundredth apart."""
-    names = [q.name for q in QUANTITIES if "head" not in q.name]
+    names = [q.name for q in QUANTITIES if "head" not in q.name and "area" not in q.name]
     found = {name: round(start + 0.01 * i, 6) for i, name in enumerate(names)}
     if not whole:
         found = {n: v for n, v in found.items() if n not in names[-6:]}

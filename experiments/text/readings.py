@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from qkdyn.metrics.curves import area
+
 Record = Mapping[str, Any]
 # After the last epoch; after the epoch of best validation accuracy; where the training loss passes a level that all reach.
 READINGS = ("end", "best", "matched")
@@ -56,6 +58,8 @@ QUANTITIES = (
     Quantity("ac_all", RELEVANT, "AC, all posts, %", "uniform_ac_all"),
     Quantity("acmc", RELEVANT, "ACMC, toxic posts, %"),
     Quantity("acmc_all", RELEVANT, "ACMC, all posts, %"),
+    Quantity("ac_area", RELEVANT, "area under AC, toxic posts, %"),
+    Quantity("acmc_area", RELEVANT, "area under ACMC, toxic posts, %"),
     Quantity("comprehensiveness", FAITHFUL, "comprehensiveness", short="compreh."),
     Quantity("sufficiency", FAITHFUL, "sufficiency", short="suff."),
     Quantity("aopc_comprehensiveness", FAITHFUL, "AOPC comprehensiveness"),
@@ -83,6 +87,9 @@ def number(measured: Mapping[str, Any] | None, name: str) -> float:
         return float(reduce(values)) if values else np.nan
     if name == "position_auprc":
         return max(_known(measured.get(f"{name}_{end}")) for end in ("first", "last"))
+    if name.endswith("_area"):
+        heights = measured.get(name.replace("_area", "_curve"))
+        return float(area(np.array(heights, dtype=float))) if heights else np.nan
     return _known(measured.get(name))
 
 

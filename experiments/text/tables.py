@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.text.arms import Comparison, Protocol
+from experiments.text.effects import effects_frame
 from experiments.text.readings import MAIN, NAMED, QUANTITIES, READINGS, SPLITS, Record, matched_level, values
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.results.summary import mean_and_sd
@@ -23,7 +24,11 @@ def compared(records: Sequence[Record], protocol: Protocol) -> list[tuple[Compar
 def frames(records: Sequence[Record], protocol: Protocol) -> dict[str, pd.DataFrame]:
     """All tables by the name of their file."""
     long = summary_frame(records, protocol)
-    return {"summary": long, "table": short_frame(long), "costs": costs_frame(records)}
+    found = {"summary": long, "table": short_frame(long), "costs": costs_frame(records)}
+    for comparison, there in compared(records, protocol):
+        if comparison.name == "factorial":
+            found["effects"] = effects_frame(there, comparison)
+    return found
 
 
 def summary_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
@@ -86,8 +91,8 @@ def short_frame(long: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for key, part in long.groupby(keys, sort=False, dropna=False):
         row = dict(zip(keys, key, strict=True)) if isinstance(key, tuple) else {}
-        lines: list[Any] = [line for line in part.itertuples(index=False) if NAMED[str(line.quantity)].main]
-        for line in lines:
+        lines: list[Any] = list(part.itertuples(index=False))
+        for line in (line for line in lines if NAMED[line.quantity].main):
             name = line.quantity
             row |= {name: line.mean, f"{name}_ci": line.high - line.mean}
             for beside in ("uniform", "position"):

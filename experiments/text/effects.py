@@ -1,0 +1,82 @@
+"""The factorial: what each part of the published recipe does, alone, on average, with another, as a share of the whole."""
+
+from collections.abc import Iterator, Sequence
+from itertools import permutations, product
+
+import numpy as np
+import pandas as pd
+
+from experiments.text.arms import FACTORS, Comparison
+from experiments.text.readings import MAIN, READINGS, Record, matched_level, values
+from qkdyn.metrics.intervals import Interval, confidence_interval
+from qkdyn.metrics.paired import factorial_effects, paired_difference
+
+NAMES = tuple(FACTORS)
+KINDS = ("total", "alone", "last", "main", "interaction", "share")
+
+
+def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataFrame:
+    """One row for each reading, split, main quantity, kind of effect and factor, with its interval over seeds.
+
+    Kinds: total, all factors against none; alone, a factor against none; last, all against all but it; main, the mean over
+    the others' levels; interaction, of two, half of what one changes in the effect of the other; share, a part of the
+    total: the mean of what a factor adds, over all orders in which they may be added (Shapley), which sum to it. All of them
+    are differences within a seed. Empty unless every arm of the factorial is there.
+    """
+    found = {record["arm"]["name"]: record for record in records}
+    if any(name not in found for name in comparison.arms):
+        return pd.DataFrame()
+    level = matched_level(records)
+    rows = []
+    for reading, split in product(READINGS, ("validation", "test")):
+        for quantity in MAIN:
+            known = {name: values(found[name], reading, split, quantity.name, level) for name in comparison.arms}
+            for kind, factor, own in effects(cells(known)):
+                head = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
+                mean, low, high = (float(part) for part in own)
+                rows.append(head | {"kind": kind, "factor": factor, "mean": mean, "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def cells(known: dict[str, np.ndarray]) -> np.ndarray:
+    """Values of the arms of the factorial by name, each (seeds,), as one array: an axis of (off, on) for each factor."""
+    seeds = len(next(iter(known.values())))
+    found = np.full((2,) * len(NAMES) + (seeds,), np.nan)
+    for name, own in known.items():
+        found[tuple(int(factor in name.split("+")) for factor in NAMES)] = own
+    return found
+
+
+def effects(found: np.ndarray, names: Sequence[str] = NAMES) -> Iterator[tuple[str, str, Interval]]:
+    """Kind, factor and interval of every effect; see `effects_frame`.
+
+    Args:
+        found: results, (2, ..., 2, seeds): an axis of (off, on) for each factor.
+        names: of the factors.
+    """
+    k = len(names)
+    none, every = (0,) * k, (1,) * k
+    yield "total", "all", paired_difference(found[every], found[none])
+    for i, name in enumerate(names):
+        yield "alone", name, paired_difference(found[_with(none, i, 1)], found[none])
+    for i, name in enumerate(names):
+        yield "last", name, paired_difference(found[every], found[_with(every, i, 0)])
+    every_order = factorial_effects(found, names)
+    for i, name in enumerate(every_order.names):
+        if (order := name.count(" x ")) < 2:
+            yield ("main", "interaction")[order], name, Interval(*(part[i] for part in every_order.interval))
+    for i, name in enumerate(names):
+        yield "share", name, confidence_interval(_share(found, i, k))
+
+
+def _share(found: np.ndarray, factor: int, k: int) -> np.ndarray:
+    """What `factor` adds, averaged over all orders of the k factors, (seeds,)."""
+    added = []
+    for order in permutations(range(k)):
+        before = tuple(int(order.index(i) < order.index(factor)) for i in range(k))
+        added.append(found[_with(before, factor, 1)] - found[before])
+    return np.mean(added, 0)
+
+
+def _with(on: tuple[int, ...], factor: int, value: int) -> tuple[int, ...]:
+    return (*on[:factor], value, *on[factor + 1 :])

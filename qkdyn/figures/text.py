@@ -1,0 +1,328 @@
+"""Attention on text: DTAP panels, training curves, effects of a factorial, the dose of QK, confidence against threshold."""
+
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkdyn.errors import InputError
+from qkdyn.figures import canvas
+from qkdyn.metrics.dtap import mean_and_std
+from qkdyn.metrics.intervals import confidence_interval
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+    import pandas as pd
+
+Record = Mapping[str, Any]
+Groups = Sequence[tuple[str, Sequence[Record]]]
+# The published edges of both axes, in words.
+BINS = ("< 0.33", "to 0.66", "> 0.66")
+WHOSE = {"dtap_all": "all posts", "dtap": "toxic posts with rationales"}
+# Quantity, label, name of its uniform value; what is sharper comes before what is sharper on the relevant tokens.
+PANELS = (
+    ("accuracy", "accuracy", None),
+    ("entropy", "sharper: entropy, nats", "uniform_entropy"),
+    ("top_mass", "sharper: mass of the top 20%", "uniform_top_mass"),
+    ("mrta", "on the relevant tokens: MRTA", "uniform_mrta"),
+    ("auprc", "on the relevant tokens: AUPRC", "uniform_auprc"),
+    ("comprehensiveness", "faithful: comprehensiveness", None),
+)
+CURVES = ("accuracy", "entropy", "mrta", "auprc")
+# Parts of the names of arms, and of factors, in words.
+WORDS = {
+    "qk": "QK",
+    "ov": "OV",
+    "embed": "embeddings",
+    "all": "every rate",
+    "frozen": "MLP frozen",
+    "decay": "decay x10",
+}
+THRESHOLDS = np.linspace(0, 1, 21)
+DOTS, DASHDOTS = (0, (1, 1.5)), (0, (5, 2, 1, 2))
+
+
+def draw_text(groups: Groups, effects: "pd.DataFrame | None", folder: str | Path) -> list[Path]:
+    """Draw dtap.png, training.png and curves.png, and where there is something to draw effects.png and dose.png.
+
+    Args:
+        groups: compared arms by the name of the comparison, as `experiments.table1_hatexplain` has them; the last one is the
+            headline, whose heat maps are drawn.
+        effects: of the factorial, one row for each reading, split, quantity, kind and factor; None for none.
+        folder: an existing folder.
+
+    Raises:
+        InputError: there is no record. OutputError: a file cannot be written.
+    """
+    if not any(records for _, records in groups):
+        raise InputError("groups must hold at least one finished arm, got none")
+    last = groups[-1][1]
+    shown = [(name, records) for name, records in groups if name != "factorial"] or groups
+    figures = {"dtap.png": draw_dtap(last), "training.png": draw_training(shown), "curves.png": draw_curves(last)}
+    if effects is not None and len(effects):
+        figures["effects.png"] = draw_effects(effects)
+    doses = [(name, records) for name, records in groups if name in ("dose", "long") and len(records) > 1]
+    if any(name == "dose" for name, _ in doses):
+        figures["dose.png"] = draw_dose(doses)
+    return [canvas.save(figure, Path(folder) / name) for name, figure in figures.items()]
+
+
+def words(name: str) -> str:
+    """The name of an arm or a factor in words: "qk30+frozen-long" is "QK x30 + MLP frozen"."""
+    parts = []
+    for part in name.removesuffix("-long").split("+"):
+        known = re.fullmatch(r"(qk|ov|embed|all)([0-9.e+-]+)", part)
+        parts.append(f"{WORDS[known[1]]} x{known[2]}" if known else WORDS.get(part, part))
+    return " + ".join(parts)
+
+
+def draw_dtap(records: Sequence[Record]) -> "matplotlib.figure.Figure":
+    """Fig. 7's panels: percent of posts by attention on relevant tokens and probability, mean and deviation over seeds."""
+    rows = (("validation", "dtap_all"), ("test", "dtap_all"), ("test", "dtap"))
+    figure = canvas.new_figure(2.5 * len(records) + 1.0, 2.35 * len(rows) + 0.8)
+    grid = figure.subplots(len(rows), len(records), squeeze=False)
+    found = [[_maps(record, split, name) for record in records] for split, name in rows]
+    most = max((float(maps.mean(0).max()) for line in found for maps in line if len(maps)), default=100.0)
+    for line, maps, (split, name) in zip(grid, found, rows, strict=True):
+        for axes, own in zip(line, maps, strict=True):
+            _heatmap(axes, own, most)
+        line[0].set_ylabel(f"{split}, {WHOSE[name]}\nprobability of the label", fontsize=8)
+    for axes, record in zip(grid[0], records, strict=True):
+        axes.set_title(textwrap.fill(words(record["arm"]["name"]), 30), fontsize=9)
+    for axes in grid[-1]:
+        axes.set_xlabel("attention on relevant tokens", fontsize=8)
+    figure.suptitle("Percent of posts after the last epoch, mean ± standard deviation over seeds", fontsize=11)
+    return figure
+
+
+def _maps(record: Record, split: str, name: str) -> np.ndarray:
+    """Heat maps of the runs that ended, (runs, 3, 3)."""
+    return np.array(
+        [run["end"][split][name] for run in record["runs"] if run["end"] and run["diverged_at"] is None], float
+    )
+
+
+def _heatmap(axes: "matplotlib.axes.Axes", maps: np.ndarray, most: float) -> None:
+    places = [0.5, 1.5, 2.5]
+    axes.set_xticks(places, BINS)
+    axes.set_yticks(places, BINS)
+    axes.tick_params(labelsize=7, length=0)
+    if not len(maps):
+        axes.set(xlim=(0, 3), ylim=(0, 3))
+        canvas.nothing_recorded(axes, what="all runs diverged")
+        return
+    mean, sd = mean_and_std(maps)
+    axes.pcolormesh(np.arange(4), np.arange(4), mean, cmap="cividis", vmin=0, vmax=most)
+    for row, column in np.ndindex(mean.shape):
+        spread = f"\n±{sd[row, column]:.1f}" if np.isfinite(sd[row, column]) else ""
+        ink = "white" if mean[row, column] < 0.6 * most else "black"
+        text = f"{mean[row, column]:.1f}{spread}"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
+
+
+def draw_training(groups: Groups, split: str = "validation") -> "matplotlib.figure.Figure":
+    """Accuracy, entropy, MRTA and AUPRC after each epoch, a column for each comparison: mean and range over seeds."""
+    labels = {name: (label, uniform) for name, label, uniform in PANELS}
+    figure = canvas.new_figure(4.6 * len(groups) + 0.8, 2.15 * len(CURVES) + 1.6)
+    grid = figure.subplots(len(CURVES), len(groups), sharex="col", sharey="row", squeeze=False)
+    for column, (title, records) in zip(grid.T, groups, strict=True):
+        for axes, name in zip(column, CURVES, strict=True):
+            canvas.style(axes)
+            for record, (colour, dashes) in zip(records, _looks(records), strict=True):
+                values = _epochs(record, split, name)
+                x = np.arange(1, values.shape[1] + 1)
+                canvas.band(axes, x, values, colour, 1.5)
+                axes.lines[-1].set_linestyle(dashes)
+            _beside(axes, [m for record in records for m in _lines(record, split)], name, labels[name][1])
+        column[0].set_title(f"{title} ({records[0]['arm']['epochs']} epochs)", fontsize=10)
+        column[-1].set_xlabel("epoch", fontsize=9)
+        # A curve of two epochs has no ticks between them.
+        column[-1].xaxis.get_major_locator().set_params(integer=True)
+        column[-1].legend(
+            handles=_key(records), loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False, fontsize=8
+        )
+    for row, name in zip(grid, CURVES, strict=True):
+        row[0].set_ylabel(labels[name][0].replace(": ", ":\n"), fontsize=9)
+    figure.suptitle(f"The {split} split as training goes on, mean and range over seeds", fontsize=11)
+    return figure
+
+
+def draw_curves(records: Sequence[Record], split: str = "test") -> "matplotlib.figure.Figure":
+    """AC and ACMC against the threshold, toxic posts: mean and range over seeds; the published threshold is dotted."""
+    figure = canvas.new_figure(9.2, 4.2)
+    grid = figure.subplots(1, 2, sharey=True, squeeze=False)[0]
+    for axes, (name, label) in zip(grid, (("ac", "AC"), ("acmc", "ACMC")), strict=True):
+        canvas.style(axes)
+        for record, (colour, dashes) in zip(records, _looks(records), strict=True):
+            kept = [run["end"][split][f"{name}_curve"] for run in record["runs"] if run["end"]]
+            if kept:
+                canvas.band(axes, THRESHOLDS, _array(kept), colour, 1.5)
+                axes.lines[-1].set_linestyle(dashes)
+        axes.axvline(records[0]["recipe"]["confidence"], color=canvas.INK, linewidth=0.9, linestyle=DOTS)
+        axes.set(xlim=(0, 1), ylim=(-2, 102))
+        axes.set_title(label, fontsize=10)
+        what = "attention" if name == "ac" else "attention and of probability"
+        axes.set_xlabel(f"threshold of {what}", fontsize=9)
+    grid[0].set_ylabel(f"% of toxic posts, {split}", fontsize=9)
+    figure.suptitle("Posts that reach a threshold, after the last epoch; dotted: the published threshold", fontsize=11)
+    canvas.legend(figure, _key(records)[:-2])
+    return figure
+
+
+def draw_effects(effects: "pd.DataFrame", split: str = "test") -> "matplotlib.figure.Figure":
+    """Main effects and interactions of the factorial with 95% intervals, at the last epoch and at the best one."""
+    figure = canvas.new_figure(11.5, 7.6)
+    grid = figure.subplots(2, 3, sharey=True, squeeze=False)
+    own = effects.loc[(effects["split"] == split) & effects["kind"].isin(["main", "interaction"])]
+    names = list(dict.fromkeys(own["factor"]))
+    place = {name: -i - 0.6 * (" x " in name) for i, name in enumerate(names)}
+    looks = {"end": ("o", canvas.CATEGORIES[0], 0.16), "best": ("s", "white", -0.16)}
+    for axes, (quantity, label, _) in zip(grid.ravel(), PANELS, strict=True):
+        canvas.style(axes)
+        axes.axvline(0, color=canvas.INK, linewidth=0.9)
+        for reading, (marker, face, shift) in looks.items():
+            part = own.loc[(own["reading"] == reading) & (own["quantity"] == quantity)]
+            mean = part["mean"].to_numpy(float)
+            reach = np.stack([mean - part["low"].to_numpy(float), part["high"].to_numpy(float) - mean])
+            y = [place[name] + shift for name in part["factor"]]
+            style = {"color": canvas.CATEGORIES[0], "markerfacecolor": face, "markersize": 4.5, "elinewidth": 1.3}
+            axes.errorbar(mean, y, xerr=np.nan_to_num(reach), fmt=marker, **style)
+        axes.set_title(label, fontsize=9.5)
+    for row in grid:
+        row[0].set_yticks(list(place.values()), [" with ".join(map(words, name.split(" x "))) for name in place])
+    for axes in grid[-1]:
+        axes.set_xlabel("effect, in the unit of the quantity", fontsize=8.5)
+    title = f"The published changes one by one and two by two ({split} split, 95% intervals, paired by seed)"
+    figure.suptitle(title, fontsize=11)
+    canvas.legend(figure, [_mark("last epoch", *looks["end"][:2]), _mark("best validation epoch", *looks["best"][:2])])
+    return figure
+
+
+def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure":
+    """Each quantity against r, with 95% intervals: QK x r (lines), OV x30, every rate x30."""
+    figure = canvas.new_figure(11.0, 6.6)
+    grid = figure.subplots(2, 3, sharex=True, squeeze=False)
+    looks = dict(zip((name for name, _ in groups), (("o", "-"), ("s", canvas.DASHES)), strict=False))
+    for axes, (quantity, label, uniform) in zip(grid.ravel(), PANELS, strict=True):
+        canvas.style(axes)
+        for (name, records), colour in zip(groups, canvas.CATEGORIES, strict=False):
+            dosed = sorted((r for r in records if _is_dose(r)), key=_ratio)
+            _points(axes, dosed, split, quantity, colour, *looks[name])
+            for record in records:
+                if name == "dose" and not _is_dose(record):
+                    marker = "D" if record["arm"]["ov"] == 1 else "v"
+                    _points(axes, [record], split, quantity, canvas.CATEGORIES[2], marker, "")
+        _beside(
+            axes,
+            [run["end"][split] for _, rs in groups for r in rs for run in r["runs"] if run["end"]],
+            quantity,
+            uniform,
+        )
+        axes.set(xscale="log", xlim=(1 / 50, 160))
+        axes.set_title(label, fontsize=9.5)
+    for axes in grid[-1]:
+        axes.set_xlabel(canvas.RATIO_LABEL, fontsize=9)
+    figure.suptitle(
+        f"The dose of the query-key circuit ({split} split, last epoch, mean and 95% interval)", fontsize=11
+    )
+    handles = []
+    for (name, records), colour in zip(groups, canvas.CATEGORIES, strict=False):
+        marker, line = looks[name]
+        label = f"QK x r, {records[0]['arm']['epochs']} epochs"
+        handles.append(_mark(label, marker, colour, linestyle=line, color=colour))
+    handles += [_mark("OV x30", "v", canvas.CATEGORIES[2]), _mark("every rate x30", "D", canvas.CATEGORIES[2])]
+    canvas.legend(figure, [*handles, *_beside_key()])
+    return figure
+
+
+def _points(
+    axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, colour: str, marker: str, line: Any
+) -> None:
+    found = [_array([(run["end"] or {}).get(split, {}).get(name) for run in r["runs"]]) for r in records]
+    kept = [(_ratio(r), confidence_interval(own)) for r, own in zip(records, found, strict=True)]
+    if not kept:
+        return
+    x = [r for r, _ in kept]
+    mean = np.array([float(own.mean) for _, own in kept])
+    half = np.nan_to_num([float(own.high - own.mean) for _, own in kept])
+    axes.errorbar(x, mean, yerr=half, fmt=marker, linestyle=line, color=colour, markersize=4.5, elinewidth=1.2)
+
+
+def _beside(
+    axes: "matplotlib.axes.Axes", measured: Sequence[Mapping[str, Any]], name: str, uniform: str | None
+) -> None:
+    """Lines for what uniform attention would give, and for AUPRC what a ranking by position would."""
+    for key, dashes in ((uniform, DOTS), *([("position_auprc", DASHDOTS)] if name == "auprc" else [])):
+        if key == "position_auprc":
+            known = [max(m.get(f"{key}_{end}") or 0.0 for end in ("first", "last")) for m in measured]
+        else:
+            known = [m[key] for m in measured if key is not None and m.get(key) is not None]
+        if known:
+            axes.axhline(float(np.mean(known)), color=canvas.INK, linewidth=1.0, linestyle=dashes)
+
+
+def _beside_key() -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    named = (("uniform attention", DOTS), ("ranking by position alone", DASHDOTS))
+    return [Line2D([], [], color=canvas.INK, linewidth=1.0, linestyle=dashes, label=label) for label, dashes in named]
+
+
+def _key(records: Sequence[Record]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    looks = zip(records, _looks(records), strict=True)
+    arms = [Line2D([], [], color=c, linewidth=2.2, linestyle=d, label=words(r["arm"]["name"])) for r, (c, d) in looks]
+    return [*arms, *_beside_key()]
+
+
+def _mark(label: str, marker: str, face: str, **style: Any) -> Any:
+    from matplotlib.lines import Line2D
+
+    style = {"color": canvas.CATEGORIES[0] if face == "white" else face, "linestyle": ""} | style
+    return Line2D([], [], marker=marker, markerfacecolor=face, markersize=5, label=label, **style)
+
+
+def _looks(records: Sequence[Record]) -> list[tuple[Any, Any]]:
+    """Colour and dashes of each arm: by r where the arms are doses of it, else colours that have no order."""
+    if sum(map(_is_dose, records)) < 4:
+        return [(canvas.CATEGORIES[i % 6], "-" if i < 6 else canvas.DASHES) for i in range(len(records))]
+    ratios = sorted({_ratio(record) for record in records if _is_dose(record)})
+    colours = dict(zip(ratios, canvas.ratio_colours(ratios), strict=True))
+    others = iter((canvas.CATEGORIES[1], canvas.CATEGORIES[3], canvas.INK) * len(records))
+    return [(colours[_ratio(r)], "-") if _is_dose(r) else (next(others), canvas.DASHES) for r in records]
+
+
+def _is_dose(record: Record) -> bool:
+    """Whether an arm differs from the baseline in the rate of QK alone."""
+    arm = record["arm"]
+    return (arm["rate"], arm["decay"]) == (5e-5, 1e-4) and all(
+        arm[name] == 1 for name in ("ov", "embed", "mlp", "head")
+    )
+
+
+def _ratio(record: Record) -> float:
+    return record["arm"]["qk"] / record["arm"]["ov"]
+
+
+def _lines(record: Record, split: str) -> list[Mapping[str, Any]]:
+    """What was measured after each epoch of each run."""
+    return [line[split] for run in record["runs"] for line in run["epochs"] if line.get(split)]
+
+
+def _epochs(record: Record, split: str, name: str) -> np.ndarray:
+    """A quantity after each epoch, (seeds, epochs); NaN where it is not known."""
+    found = np.full((len(record["runs"]), record["arm"]["epochs"]), np.nan)
+    for row, run in zip(found, record["runs"], strict=True):
+        for line in run["epochs"]:
+            row[line["epoch"] - 1] = _array([(line.get(split) or {}).get(name)])[0]
+    return found
+
+
+def _array(values: Any) -> np.ndarray:
+    """Numbers with None as NaN."""
+    return np.array(values, dtype=object).astype(float)
