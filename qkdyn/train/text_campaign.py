@@ -1,0 +1,176 @@
+"""Runs on text brought to their end: chunk by chunk, measured after each epoch, saved on the way, resumed to the bit."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from qkdyn.errors import check_count
+from qkdyn.text.encoded import Encoded
+from qkdyn.train.interrupt import Request
+from qkdyn.train.store import Store
+from qkdyn.train.text_batches import Batches, cut, epoch_batches, room, widen
+from qkdyn.train.text_engine import TextJob, TextRuns, TextState, advance, begin, idle_of, settle
+from qkdyn.train.text_measures import Split, distributions, means
+from qkdyn.train.text_reading import Reading, read
+from qkdyn.train.token_campaign import keep, restore
+
+# Updates between two returns to the host: a few seconds for forty runs.
+CHUNK_STEPS = 64
+Records = dict[str, np.ndarray]
+
+
+@dataclass
+class TextCampaign:
+    """What is trained and measured, and how it is kept.
+
+    Attributes:
+        job: what all runs share.
+        seeds: S of them.
+        data: the posts to learn.
+        batch: posts of an update.
+        by_length: batches of posts of similar length.
+        epochs: passes over the posts.
+        how: what is measured after each epoch.
+        splits: on these posts; validation accuracy decides which epoch is best.
+        widths: bucket widths of reading.
+        share: share of tokens deleted or kept.
+        confidence: threshold of AC and ACMC.
+        store: keeps checkpoints; None keeps nothing.
+        request: noted signals.
+        tokens: real tokens trained on by this process, all runs together.
+        seconds: that their training took.
+    """
+
+    job: TextJob
+    seeds: tuple[int, ...]
+    data: Encoded
+    batch: int
+    by_length: bool
+    epochs: int
+    how: Reading
+    splits: Mapping[str, Split]
+    widths: tuple[int, ...]
+    share: float
+    confidence: float
+    store: Store | None = None
+    request: Request | None = None
+    tokens: float = field(default=0.0, init=False)
+    seconds: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        check_count("epochs", self.epochs)
+
+    def finish(
+        self, runs: TextRuns, key: str, on_chunk: Callable[[int, Records], None] = lambda step, records: None
+    ) -> tuple[TextState, Records]:
+        """Train all arms of all seeds, or go on from the newest checkpoint saved under `key`.
+
+        Args:
+            runs: A arms.
+            key: names all that decides the bits.
+            on_chunk: hears after each chunk how many updates are made, and the records so far.
+
+        Returns:
+            The state, settled, and records, each (S, A, ...): "losses" of all updates; "validation/accuracy" and so on, a value
+            for each epoch; "best/epoch", from 1, and "best/validation/dtap" and so on at the epoch of best validation accuracy,
+            the first of equals.
+
+        Raises:
+            Interrupted: a signal was noted; the state is saved.
+        """
+        arms, mesh = len(runs.decay), _mesh()
+        padded = _padded(runs, mesh.size)
+        idle = _spread(mesh, jax.tree.map(jnp.asarray, idle_of(self.job, padded)), -1)
+        padded = _spread(mesh, jax.tree.map(jnp.asarray, padded), 0)
+        state = begin(self.job, self.seeds, len(padded.decay))
+        records: Records = {}
+        if self.store and (found := self.store.newest(key)):
+            state, records = restore(found[0], state)
+        state = _spread(mesh, state, 1)
+        batches, prepared, unique = None, -1, 0
+        while (step := int(state.step)) < self.job.steps:
+            epoch, start = divmod(step, self.job.steps // self.epochs)
+            if prepared != epoch or batches is None:
+                batches, prepared = self._batches(epoch), epoch
+                unique = max(unique or room(batches), batches.ids.shape[-1])
+                batches = widen(batches, unique, self.job.model.vocabulary)
+            size = min(CHUNK_STEPS, len(batches.width))
+            count = min(size, len(batches.width) - start)
+            chunk = cut(batches, start, count, size)
+            begun = time.monotonic()
+            state, losses = advance(self.job, padded, idle, state, chunk, jnp.int32(count))
+            losses = np.asarray(losses)[:count, :, :arms].transpose(1, 2, 0)
+            self.seconds += time.monotonic() - begun
+            self.tokens += float((chunk.weight * chunk.length)[:count].sum()) * arms
+            records["losses"] = np.concatenate([records["losses"], losses], 2) if records else losses
+            if start + count == len(batches.width):
+                state = settle(state, idle)
+                records = self._measure(state, arms, records, epoch)
+            on_chunk(step + count, records)
+            keep(state, records, key, self.store, self.request)
+        return state, records
+
+    def read(self, state: TextState, split: Split, arms: int, share: float | None = None) -> Records:
+        """Measures of every post of a split, (S, A, N, ...)."""
+        share = self.share if share is None else share
+        found = read(self.how, state, split.data, share, widths=self.widths, seeds=len(self.seeds))
+        return {name: values[:, :arms] for name, values in found.items()}
+
+    def _batches(self, epoch: int) -> Batches:
+        return epoch_batches(
+            self.data,
+            self.job.model,
+            seeds=self.seeds,
+            epoch=epoch,
+            batch=self.batch,
+            widths=self.job.widths,
+            by_length=self.by_length,
+        )
+
+    def _measure(self, state: TextState, arms: int, records: Records, epoch: int) -> Records:
+        """The records with the measures after an epoch."""
+        records = dict(records)
+        found = {name: self.read(state, split, arms) for name, split in self.splits.items()}
+        for name, split in self.splits.items():
+            for measure, values in means(found[name], split, self.confidence, self.job.model.n_outputs).items():
+                key = f"{name}/{measure}"
+                before = records.get(key, np.zeros((*values.shape[:2], 0, *values.shape[2:]), np.float32))
+                records[key] = np.concatenate([before, values[:, :, None]], 2)
+        accuracy = records["validation/accuracy"]
+        better = accuracy.argmax(-1) == accuracy.shape[-1] - 1
+        new: Records = {"epoch": np.full(better.shape, epoch + 1)}
+        for name, split in self.splits.items():
+            new |= {f"{name}/{what}": values for what, values in distributions(found[name], split).items()}
+        for name, values in new.items():
+            old = records.get(f"best/{name}", values)
+            records[f"best/{name}"] = np.where(better.reshape(*better.shape, *(1,) * (values.ndim - 2)), values, old)
+        return records
+
+
+def _mesh() -> jax.sharding.Mesh:
+    """One axis over the devices of this process: arms are spread over them."""
+    return jax.make_mesh((jax.local_device_count(),), ("arms",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def _spread(mesh: jax.sharding.Mesh, tree: Any, axis: int) -> Any:
+    """Leaves with arms on `axis` spread over the devices, others on all of them."""
+
+    def put(leaf: Any) -> Any:
+        spec = [None] * leaf.ndim
+        if leaf.ndim > max(axis, 0):
+            spec[axis] = "arms"
+        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    return jax.tree.map(put, tree)
+
+
+def _padded(runs: TextRuns, devices: int) -> TextRuns:
+    """As many arms as the devices share evenly: the last one is repeated."""
+    missing = -len(runs.decay) % devices
+    return jax.tree.map(lambda leaf: np.concatenate([np.asarray(leaf), np.repeat(leaf[-1:], missing)]), runs)
