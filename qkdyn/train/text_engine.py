@@ -1,7 +1,7 @@
 """Many runs on text together: seeds that see their own batches, and arms that share their seed's start and batches.
 
-Leaves of the state are (seed, arm, ...); the token embedding and its moments are tables of rows, (seed * vocabulary, arm, d), so
-that a batch's rows are read and written for all arms at once, and only those (`lazy_adam`).
+Leaves of the state are (seed, arm, ...); the token embedding and its moments are tables of rows, (seed * vocabulary, arm, d).
+A batch's rows are read and written for all arms at once, and only those (`lazy_adam`).
 """
 
 import functools

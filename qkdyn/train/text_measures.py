@@ -99,12 +99,15 @@ def distributions(found: Mapping[str, np.ndarray], split: Split) -> dict[str, np
     every, marked = np.ones(len(split.data), bool), split.data.marked
     mass, probability = found["mass"], found["probability"]
     runs = list(np.ndindex(mass.shape[:2]))
+    known = np.isfinite(mass).all(-1) & np.isfinite(probability).all(-1)
 
     def maps(which: np.ndarray) -> np.ndarray:
         size = len(EDGES) - 1
-        if not which.any():
-            return np.full((*mass.shape[:2], size, size), np.nan)
-        each = [dtap(mass[run][which], probability[run][which], EDGES) for run in runs]
+        nothing = np.full((size, size), np.nan)
+        each = [
+            dtap(mass[run][which], probability[run][which], EDGES) if which.any() and known[run] else nothing
+            for run in runs
+        ]
         return np.stack(each).reshape(*mass.shape[:2], size, size)
 
     levels = THRESHOLDS.astype(np.float32)

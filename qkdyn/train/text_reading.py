@@ -66,9 +66,9 @@ def read(
         seeds: S.
 
     Returns:
-        predicted class, probability of the true class, loss; mass on relevant tokens, entropy in nats, top_mass, auprc, token_f1,
-        iou_f1 of the measured row (mean over heads; of several layers their rollout), heads_mass, heads_entropy and
-        heads_auprc of each head; comprehensiveness and sufficiency.
+        predicted class, probability of the true class, loss; mass on relevant tokens, entropy in nats, top_mass, auprc,
+        token_f1, iou_f1 of the measured row (mean over heads; of several layers their rollout), heads_mass, heads_entropy
+        and heads_auprc of each head; comprehensiveness and sufficiency.
     """
     arms = state.table.shape[1]
     where = readouts(data, how.model)
@@ -112,7 +112,6 @@ def _put(found: dict[str, np.ndarray], size: int, posts: np.ndarray, there: np.n
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _read(how: Reading, seeds: int, params: Any, table: Any, posts: Posts) -> dict[str, Any]:
     """All runs on one batch: (S, A, B) of each measure."""
-    _, arms, d = table.shape
     start = jnp.arange(seeds)[:, None, None] * how.model.vocabulary
     vectors = jnp.moveaxis(table[start + posts.tokens[None]], 3, 1)
     one = functools.partial(_one, how)
@@ -131,7 +130,6 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
     row, heads = _rows(how, out.attention, measured)
     hit = posts.relevant > 0
     top = cores.top_mask(jnp, row, posts.content, cores.top_count(jnp, posts.content.sum(-1), how.top))
-    each = dict(relevant=hit[:, None], allowed=posts.content[:, None])
     found = {
         "predicted": predicted,
         "probability": true,
@@ -144,7 +142,7 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         "iou_f1": cores.iou_f1(jnp, top, hit),
         "heads_mass": cores.mass(jnp, heads, posts.relevant[:, None]),
         "heads_entropy": cores.entropy(jnp, heads),
-        "heads_auprc": cores.auprc(jnp, heads, **each),
+        "heads_auprc": cores.auprc(jnp, heads, hit[:, None], posts.content[:, None]),
     }
     candidates = jnp.ones_like(posts.content) if how.slots else posts.content
     real = candidates if how.slots else jnp.arange(T) < posts.length[:, None]
