@@ -112,14 +112,25 @@ def _receive(file: PublishedFile, part: Path, timeout: float) -> None:
         _refuse(file, part.parent, f"the connection ended after {size:,} of {begin + int(length):,} bytes")
 
 
+def _zipped(file: PublishedFile) -> bool:
+    return urlsplit(file.url).path.endswith(".gz")
+
+
+def _is_gzip(path: Path) -> bool:
+    with open(path, "rb") as opened:
+        return opened.read(2) == b"\x1f\x8b"
+
+
 def _check(file: PublishedFile, path: Path) -> str:
     """The checksum of a download, which is removed where it is not the file that was asked for."""
     try:
         digest = sha256(path)
         if file.sha256 not in (None, digest):
             raise DataError(f"sha256 {digest}, published is {file.sha256}")
-        if file.sha256 is None:
-            count_rows(path, file.rows)  # Without a checksum it should at least be readable.
+        if file.sha256 is None:  # It should at least be readable, and no page that asks to sign in.
+            if _zipped(file) and not _is_gzip(path):
+                raise DataError("it is not gzipped")
+            count_rows(path, file.rows)
     except DataError as error:
         path.unlink()
         raise DataError(
@@ -153,7 +164,7 @@ def fetch_file(file: PublishedFile, folder: str | Path, *, timeout: float = TIME
         if file.sha256 not in (None, digest):
             raise DataError(f"{there} differs from the published file; move it away to download {file.url}")
         return f"{there} is there already, sha256 {digest}"
-    target = folder / (f"{file.name}.gz" if urlsplit(file.url).path.endswith(".gz") else file.name)
+    target = folder / (f"{file.name}.gz" if _zipped(file) else file.name)
     part = target.with_name(f"{target.name}.part")
     _receive(file, part, timeout)
     digest = _check(file, part)

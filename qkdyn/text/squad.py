@@ -35,10 +35,10 @@ def _reject(path: Path, where: str, value: Any, allowed: str) -> NoReturn:
 
 
 def _field(path: Path, where: str, record: Any, key: str, kind: type) -> Any:
-    if not isinstance(record, dict) or not isinstance(record.get(key), kind):
-        value = record.get(key) if isinstance(record, dict) else record
+    value = record.get(key) if isinstance(record, dict) else record
+    if not isinstance(record, dict) or not isinstance(value, kind) or isinstance(value, bool):
         _reject(path, f"{where}: {key}", value, {str: "a string", int: "an integer", list: "a list"}[kind])
-    return record[key]
+    return value
 
 
 def _question(path: Path, where: str, title: str, context: str, record: Any) -> Question:

@@ -56,9 +56,10 @@ def _hatexplain_builder() -> Any:
             )
 
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            data = read_hatexplain(dl_manager.manual_dir)
+            folder = Path(dl_manager.manual_dir)
+            data = read_hatexplain(folder)
             self.info.metadata.update(
-                undecided=data.undecided, notes=list(data.notes), sha256=checksums(dl_manager.manual_dir, "hatexplain")
+                undecided=data.undecided, notes=list(data.notes), sha256=checksums(folder, "hatexplain")
             )
             splits = {"train": data.train, "validation": data.validation, "test": data.test}
             return {name: self._generate_examples(posts) for name, posts in splits.items()}
@@ -94,10 +95,11 @@ def _squad_builder() -> Any:
             )
 
         def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
-            self.info.metadata.update(sha256=checksums(dl_manager.manual_dir, "squad"))
-            return {name: self._numbered(dl_manager.manual_dir / file) for name, file in SQUAD_SPLITS.items()}
+            folder = Path(dl_manager.manual_dir)
+            self.info.metadata.update(sha256=checksums(folder, "squad"))
+            return {name: self._numbered(folder / file) for name, file in SQUAD_SPLITS.items()}
 
-        def _numbered(self, path: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+        def _numbered(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             for index, (key, record) in enumerate(self._generate_examples(path)):
                 yield key, {**record, "index": index}
 

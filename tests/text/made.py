@@ -130,3 +130,18 @@ def write_data(
         write(root / "gpt2_bpe" / "encoder.json", json.dumps(entries))
         write(root / "gpt2_bpe" / "vocab.bpe", "\n".join(["#version: 0.2", *merges]) + "\n")
     return root
+
+
+def made_squad(questions: int = 20, seed: int = 0) -> dict:
+    """The content of one SQuAD v1.1 file: two articles of invented words, one to three answers a question."""
+    generator, vocabulary = np.random.default_rng(seed), made_words(200)
+    articles = [{"title": title, "paragraphs": []} for title in ("First_é", "Second")]
+    for number in range(0, questions, 2):
+        context = "  ".join(generator.choice(vocabulary, 12).tolist()) + " – “end”"
+        qas = []
+        for one in range(number, min(number + 2, questions)):
+            starts = generator.integers(0, 60, int(generator.integers(1, 4))).tolist()
+            answers = [{"text": context[start : start + 9], "answer_start": start} for start in starts]
+            qas.append({"id": f"{seed}-{one:04}", "question": f"what is {one}?", "answers": answers})
+        articles[number % 4 // 2]["paragraphs"].append({"context": context, "qas": qas})
+    return {"version": "1.1", "data": articles}
