@@ -18,7 +18,7 @@ def by_blocks(formula: Callable[..., Any], *arrays: np.ndarray) -> Any:
 
     def whole(pieces: Any) -> np.ndarray:
         joined = np.concatenate(pieces)
-        return joined.reshape(*lead, *joined.shape[1:])
+        return joined.reshape((*lead, *joined.shape[1:]))
 
     if isinstance(parts[0], tuple):
         return tuple(whole(pieces) for pieces in zip(*parts, strict=True))

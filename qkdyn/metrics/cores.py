@@ -38,7 +38,7 @@ def rollout_row(xp: ModuleType, attentions: Sequence[Any], position: Any, residu
     """
     last = attentions[-1]
     one = last[..., 0, 0, :]
-    row = xp.where(_places(xp, one) == xp.asarray(position)[..., None], 1.0, 0.0).astype(last.dtype)
+    row = xp.where(_places(xp, one) == _each(xp, position), 1.0, 0.0).astype(last.dtype)
     for maps in reversed(attentions):
         mean = maps.mean(-3)
         if mean.shape[-2] == 1:
@@ -69,7 +69,7 @@ def top_count(xp: ModuleType, count: Any, share: float) -> Any:
 
 def top_mask(xp: ModuleType, score: Any, allowed: Any, k: Any) -> Any:
     """True at the k allowed tokens of highest score, (..., T), of equals the earlier; all of them where k is more."""
-    return allowed & (rank(xp, score, allowed) < xp.asarray(k)[..., None])
+    return allowed & (rank(xp, score, allowed) < _each(xp, k))
 
 
 def topk_mass(xp: ModuleType, attention: Any, k: Any, allowed: Any = None) -> Any:
@@ -185,6 +185,12 @@ def macro_f1(xp: ModuleType, predicted: Any, label: Any, classes: int, counted: 
 def _places(xp: ModuleType, like: Any) -> Any:
     """0, 1, ..., T - 1 along the last axis, with as many axes as `like`."""
     return xp.arange(like.shape[-1]).reshape((1,) * (like.ndim - 1) + (-1,))
+
+
+def _each(xp: ModuleType, number: Any) -> Any:
+    """One number for all instances as it is, or one for each, (...), with an axis for the tokens."""
+    array = xp.asarray(number)
+    return array[..., None] if array.ndim else array
 
 
 def _starts(xp: ModuleType, mask: Any) -> Any:
