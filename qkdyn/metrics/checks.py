@@ -82,7 +82,7 @@ def as_counts(name: str, values: Any, most: int, least: int = 1) -> np.ndarray:
     array = np.asarray(values)
     if array.dtype.kind not in "iu" or array.size == 0:
         reject(name, values, allowed)
-    refuse_where((array < least) | (array > most), name, array, allowed)
+    refuse_where(np.asarray((array < least) | (array > most)), name, array, allowed)
     return array
 
 

@@ -107,7 +107,7 @@ def iou_f1(selected: Tokens, relevant: Tokens, threshold: float = 0.5) -> Float[
         InputError: masks as for `token_f1`, a threshold out of range.
     """
     matched, mine, theirs = _spans(selected, relevant, threshold)
-    return 2 * matched / np.maximum(mine + theirs, 1)
+    return np.asarray(2 * matched / np.maximum(mine + theirs, 1))
 
 
 class SpanScores(NamedTuple):
@@ -139,7 +139,8 @@ def eraser_iou_f1(selected: Tokens, relevant: Tokens, threshold: float = 0.5) ->
     if matched.ndim == 0:
         reject("the shape of selected", np.shape(selected), "(..., instances, tokens)", "for one, selected[None]")
     precision, recall = (
-        (matched / np.maximum(spans, 1)).sum(-1) / np.maximum((spans > 0).sum(-1), 1) for spans in (mine, theirs)
+        np.asarray((matched / np.maximum(spans, 1)).sum(-1) / np.maximum((spans > 0).sum(-1), 1))
+        for spans in (mine, theirs)
     )
     total = precision + recall
     return SpanScores(

@@ -37,7 +37,7 @@ def uniform_entropy(mask: Tokens) -> Float[np.ndarray, "*batch"]:
     Raises:
         InputError: a mask that is not bool or is empty.
     """
-    return np.log(np.maximum(as_mask("mask", mask).sum(-1), 1))
+    return np.asarray(np.log(np.maximum(as_mask("mask", mask).sum(-1), 1)))
 
 
 def entropy_share(attention: Attention, mask: Tokens) -> Float[np.ndarray, "*batch"]:
@@ -85,7 +85,8 @@ def top_k_mass(attention: Attention, k: Count, among: Tokens | None = None) -> F
     number = as_counts("k", k, weights.shape[-1])[..., None]
     check_match(attention=weights, among=counted)
     check_match(attention=(weights * counted)[..., :1], k=number)
-    return np.clip(by_blocks(lambda a, n, m: cores.topk_mass(np, a, n[:, 0], m), weights, number, counted), 0, 1)
+    mass = by_blocks(lambda a, n, m: cores.topk_mass(np, a, n[:, 0], m), weights, number, counted)
+    return np.asarray(np.clip(mass, 0, 1))
 
 
 def uniform_top_k_mass(mask: Tokens, k: Count, among: Tokens | None = None) -> Float[np.ndarray, "*batch"]:
@@ -104,4 +105,4 @@ def uniform_top_k_mass(mask: Tokens, k: Count, among: Tokens | None = None) -> F
     check_match(mask=allowed, among=counted)
     number = as_counts("k", k, allowed.shape[-1])
     check_match(mask=allowed[..., :1], k=number[..., None])
-    return np.minimum(number, (allowed & counted).sum(-1)) / np.maximum(allowed.sum(-1), 1)
+    return np.asarray(np.minimum(number, (allowed & counted).sum(-1)) / np.maximum(allowed.sum(-1), 1))
