@@ -24,6 +24,7 @@ from experiments.records import ArmOptions, Record, RecordPlace, settle, take_up
 from experiments.text import arms, tables
 from experiments.text.arms import Protocol, deepened
 from experiments.text.published import compared_frame
+from experiments.text.verdict import verdict
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import ConflictError, OutputError, reject
 from qkdyn.figures.text import draw_text
@@ -146,8 +147,8 @@ def finished(protocol: Protocol, folder: Path) -> list[Record]:
     return [record for place in places(folder, protocol) if (record := place.read()) is not None]
 
 
-def draw(records: Sequence[Record], protocol: Protocol, folder: Path) -> list[Path]:
-    """Tables and figures of all finished arms."""
+def draw(records: Sequence[Record], protocol: Protocol, name: str, folder: Path) -> list[Path]:
+    """Tables, figures and verdict of all finished arms."""
     frames = tables.frames(records, protocol)
     if protocol.recipe.measured == "last_slot":
         frames["published"] = compared_frame(records, protocol.recipe.n_layers)
@@ -157,6 +158,7 @@ def draw(records: Sequence[Record], protocol: Protocol, folder: Path) -> list[Pa
         if len(frame)
     ]
     groups = [(comparison.name, there) for comparison, there in tables.compared(records, protocol)]
+    files.append(write_text(folder / "verdict.md", verdict(records, protocol, name)))
     return [*files, *draw_text(groups, frames.get("effects"), folder)]
 
 
@@ -178,7 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
         retract(folder)
-        files = draw(records, protocol, folder)
+        files = draw(records, protocol, "quick" if options.is_quick else options.protocol, folder)
         kept = [folder / "arms" / f"{record['arm']['name']}.json" for record in records]
         record = manifest(
             as_dict(protocol),

@@ -2,12 +2,13 @@
 
 import math
 import types
+from typing import Any
 
 import numpy as np
 
 from experiments.text.readings import QUANTITIES
 
-BESIDE = ("uniform_top_mass", "uniform_mrta", "uniform_mrta_all", "uniform_auprc", "uniform_ac", "uniform_ac_all")
+BESIDE = ("top_mass", "mrta", "mrta_all", "auprc", "ac", "ac_all", "entropy")
 SHA = {"dataset.json": "a" * 64}
 
 
@@ -17,7 +18,11 @@ def measured(start, whole=False):
     found = {name: round(start + 0.01 * i, 6) for i, name in enumerate(names)}
     if not whole:
         found = {n: v for n, v in found.items() if n not in names[-6:]}
-    found |= dict.fromkeys(BESIDE, 0.25) | {"position_auprc_first": 0.3, "position_auprc_last": 0.28}
+    found |= {f"uniform_{name}": 0.25 for name in BESIDE} | {
+        "random_auprc": 0.27,
+        "position_auprc_first": 0.3,
+        "position_auprc_last": 0.28,
+    }
     found["heads"] = [{"mrta": start, "entropy": start + h, "auprc": start / (1 + h)} for h in range(4)]
     if whole:
         grid = np.array([[20.0, 5, 15], [5, 3, 2], [30, 15, 5]])
@@ -53,6 +58,7 @@ def made_record(recipe, arm):
     runs = [made_run(seed, arm.epochs, start, 0.1 + 0.02 * qk) for seed in recipe.seeds]
     return {
         "data": {"train": 6, "validation": 3, "test": 3, "sha256": SHA, "vocabulary": 9, "cut": 0},
+        "thresholds": np.linspace(0, 1, 21).tolist(),
         "tokens_per_second": 1e5,
         "runs": runs,
     }
@@ -60,7 +66,7 @@ def made_record(recipe, arm):
 
 def trainer(calls):
     """A module in the place of the trainer; `calls` hears of every group and of every reading of the posts."""
-    module = types.ModuleType("experiments.text.train")
+    module: Any = types.ModuleType("experiments.text.train")
 
     def train_group(recipe, arms, data, store, request, update):
         calls.append([arm.name for arm in arms])

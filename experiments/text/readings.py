@@ -89,7 +89,7 @@ def number(measured: Mapping[str, Any] | None, name: str) -> float:
         return max(_known(measured.get(f"{name}_{end}")) for end in ("first", "last"))
     if name.endswith("_area"):
         heights = measured.get(name.replace("_area", "_curve"))
-        return float(area(np.array(heights, dtype=float))) if heights else np.nan
+        return float(area(np.array(heights, float))) if heights and None not in heights else np.nan
     return _known(measured.get(name))
 
 
@@ -103,8 +103,10 @@ def values(record: Record, reading: str, split: str, name: str, level: float = n
         name: a quantity, or what stands beside one: its uniform value, or position_auprc.
         level: training loss, for the reading "matched".
     """
-    if reading == "matched":
+    if reading == "matched" and name in NAMED:
         return np.array([at_level(run, split, name, level) for run in record["runs"]])
+    # What stands beside a quantity depends on the posts alone, and is with the last epoch.
+    reading = "end" if reading == "matched" else reading
     return np.array([number((run[reading] or {}).get(split), name) for run in record["runs"]])
 
 

@@ -34,8 +34,8 @@ def frames(records: Sequence[Record], protocol: Protocol) -> dict[str, pd.DataFr
 def summary_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
     """One row for each comparison, arm, reading, split and quantity.
 
-    Mean, standard deviation and 95% interval (Student, over `seeds` runs), what uniform attention and a ranking by position
-    alone would give, and the mean difference from the comparison's first arm, paired by seed, with its interval.
+    Mean, standard deviation and 95% interval (Student, over `seeds` runs), what uniform attention, a random ranking and one by
+    position alone would give, and the mean difference from the comparison's first arm, paired by seed, with its interval.
     """
     rows = []
     for comparison, there in compared(records, protocol):
@@ -58,10 +58,10 @@ def _lines(record: Record, first: Record | None, reading: str, split: str, level
             continue
         line = {"claim": quantity.claim, "quantity": quantity.name} | _interval(own)
         line["uniform"] = quantity.uniform if isinstance(quantity.uniform, float) else np.nan
-        if isinstance(quantity.uniform, str):
-            line["uniform"] = mean_of(values(record, reading, split, quantity.uniform, level))
-        position = quantity.name.endswith("auprc")
-        line["position"] = mean_of(values(record, reading, split, "position_auprc", level)) if position else np.nan
+        beside = {"uniform": quantity.uniform} if isinstance(quantity.uniform, str) else {}
+        beside |= {"random": "random_auprc", "position": "position_auprc"} if quantity.name.endswith("auprc") else {}
+        line |= {"random": np.nan, "position": np.nan}
+        line |= {where: mean_of(values(record, reading, split, name)) for where, name in beside.items()}
         theirs = own if first is None else values(first, reading, split, quantity.name, level)
         known = first is not None and first is not record
         line |= {
@@ -95,7 +95,7 @@ def short_frame(long: pd.DataFrame) -> pd.DataFrame:
         for line in (line for line in lines if NAMED[line.quantity].main):
             name = line.quantity
             row |= {name: line.mean, f"{name}_ci": line.high - line.mean}
-            for beside in ("uniform", "position"):
+            for beside in ("uniform", "random", "position"):
                 value = getattr(line, beside)
                 row |= {f"{name}_{beside}": value} if np.isfinite(value) else {}
             row |= {f"{name}_change": line.change_mean, f"{name}_change_ci": line.change_high - line.change_mean}
@@ -112,7 +112,7 @@ def costs_frame(records: Sequence[Record]) -> pd.DataFrame:
             "runs": len(record["runs"]),
             "diverged": sum(run["diverged_at"] is not None for run in record["runs"]),
             "seconds": record["wall_seconds"],
-            "tokens_per_second": record["tokens_per_second"],
+            "tokens_per_second": record["tokens_per_second"] or np.nan,
             "training_loss": mean_of(np.array([_last(run) for run in record["runs"]])),
             "best_epoch": mean_of(np.array([(run["best"] or {}).get("epoch", np.nan) for run in record["runs"]])),
         }
@@ -147,7 +147,11 @@ def show(records: Sequence[Record], protocol: Protocol) -> None:
             name = record["arm"]["name"]
             cells = [_cell(lines.get((name, quantity.name))) for quantity in MAIN]
             out.add_row(name, *cells, end_section=record is there[-1])
-        for beside, label in (("uniform", "uniform attention"), ("position", "position alone")):
+        for beside, label in (
+            ("uniform", "uniform attention"),
+            ("random", "random ranking"),
+            ("position", "position alone"),
+        ):
             own = [part.loc[part["quantity"] == quantity.name, beside].mean() for quantity in MAIN]
             out.add_row(label, *(f"{value:.3f}" if np.isfinite(value) else "" for value in own))
         console.print(out)

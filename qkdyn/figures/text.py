@@ -42,7 +42,6 @@ WORDS = {
     "frozen": "MLP frozen",
     "decay": "decay x10",
 }
-THRESHOLDS = np.linspace(0, 1, 21)
 DOTS, DASHDOTS = (0, (1, 1.5)), (0, (5, 2, 1, 2))
 
 
@@ -101,9 +100,8 @@ def draw_dtap(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def _maps(record: Record, split: str, name: str) -> np.ndarray:
     """Heat maps of the runs that ended, (runs, 3, 3)."""
-    return np.array(
-        [run["end"][split][name] for run in record["runs"] if run["end"] and run["diverged_at"] is None], float
-    )
+    kept = [_array(run["end"][split][name]) for run in record["runs"] if run["diverged_at"] is None]
+    return np.array([own for own in kept if np.isfinite(own).all()])
 
 
 def _heatmap(axes: "matplotlib.axes.Axes", maps: np.ndarray, most: float) -> None:
@@ -137,7 +135,7 @@ def draw_training(groups: Groups, split: str = "validation") -> "matplotlib.figu
                 x = np.arange(1, values.shape[1] + 1)
                 canvas.band(axes, x, values, colour, 1.5)
                 axes.lines[-1].set_linestyle(dashes)
-            _beside(axes, [m for record in records for m in _lines(record, split)], name, labels[name][1])
+            _beside(axes, _ends(records, split), name, labels[name][1])
         column[0].set_title(f"{title} ({records[0]['arm']['epochs']} epochs)", fontsize=10)
         column[-1].set_xlabel("epoch", fontsize=9)
         # A curve of two epochs has no ticks between them.
@@ -158,10 +156,9 @@ def draw_curves(records: Sequence[Record], split: str = "test") -> "matplotlib.f
     for axes, (name, label) in zip(grid, (("ac", "AC"), ("acmc", "ACMC")), strict=True):
         canvas.style(axes)
         for record, (colour, dashes) in zip(records, _looks(records), strict=True):
-            kept = [run["end"][split][f"{name}_curve"] for run in record["runs"] if run["end"]]
-            if kept:
-                canvas.band(axes, THRESHOLDS, _array(kept), colour, 1.5)
-                axes.lines[-1].set_linestyle(dashes)
+            kept = _array([end[f"{name}_curve"] for end in _ends([record], split)])
+            canvas.band(axes, np.array(record["thresholds"]), kept, colour, 1.5)
+            axes.lines[-1].set_linestyle(dashes)
         axes.axvline(records[0]["recipe"]["confidence"], color=canvas.INK, linewidth=0.9, linestyle=DOTS)
         axes.set(xlim=(0, 1), ylim=(-2, 102))
         axes.set_title(label, fontsize=10)
@@ -216,12 +213,7 @@ def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure"
                 if name == "dose" and not _is_dose(record):
                     marker = "D" if record["arm"]["ov"] == 1 else "v"
                     _points(axes, [record], split, quantity, canvas.CATEGORIES[2], marker, "")
-        _beside(
-            axes,
-            [run["end"][split] for _, rs in groups for r in rs for run in r["runs"] if run["end"]],
-            quantity,
-            uniform,
-        )
+        _beside(axes, _ends([record for _, records in groups for record in records], split), quantity, uniform)
         axes.set(xscale="log", xlim=(1 / 50, 160))
         axes.set_title(label, fontsize=9.5)
     for axes in grid[-1]:
@@ -242,7 +234,7 @@ def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure"
 def _points(
     axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, colour: str, marker: str, line: Any
 ) -> None:
-    found = [_array([(run["end"] or {}).get(split, {}).get(name) for run in r["runs"]]) for r in records]
+    found = [_array([end.get(name) for end in _ends([r], split)]) for r in records]
     kept = [(_ratio(r), confidence_interval(own)) for r, own in zip(records, found, strict=True)]
     if not kept:
         return
@@ -309,9 +301,9 @@ def _ratio(record: Record) -> float:
     return record["arm"]["qk"] / record["arm"]["ov"]
 
 
-def _lines(record: Record, split: str) -> list[Mapping[str, Any]]:
-    """What was measured after each epoch of each run."""
-    return [line[split] for run in record["runs"] for line in run["epochs"] if line.get(split)]
+def _ends(records: Sequence[Record], split: str) -> list[Mapping[str, Any]]:
+    """What was measured of each run after the last epoch."""
+    return [run["end"][split] for record in records for run in record["runs"]]
 
 
 def _epochs(record: Record, split: str, name: str) -> np.ndarray:
