@@ -68,8 +68,6 @@ def clean(word: str) -> tuple[str, ...]:
     Args:
         word: one word, without spaces.
     """
-    if word in DROPPED:
-        return ()
     # No tag fits a word of letters alone.
     if not word.isalpha() and not _TAG.fullmatch(word):
         word = _tagged(html.unescape(word))

@@ -87,9 +87,8 @@ class Vocabulary:
         if isinstance(words, str):
             reject("words", words, "a list of words", "split the text first")
         pieces = self.pieces(words)
-        counts = np.array([len(piece) for piece in pieces], np.int64)
         ids = np.array([id_ for piece in pieces for id_ in piece], np.int32)
-        return Encoding(ids, np.repeat(np.arange(len(pieces), dtype=np.int32), counts))
+        return Encoding(ids, np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces]))
 
 
 def with_query(vocabulary: Vocabulary) -> Vocabulary:

@@ -91,18 +91,15 @@ def test_a_plan_is_a_function_of_seed_and_epoch(by_length):
 def test_shuffles_are_uniform(by_length):
     """Each post of a bucket is in each of its batches equally often; 5 standard deviations."""
     lengths, draws = np.array([5] * 6 + [12] * 6), 600
+    plans = [epoch_plan(lengths, batch=3, widths=(8, 16), seed=s, epoch=1, by_length=by_length) for s in range(draws)]
     counts = np.zeros((12, 4))
-    for seed in range(draws):
-        plan = epoch_plan(lengths, batch=3, widths=(8, 16), seed=seed, epoch=1, by_length=by_length)
-        for step, posts in enumerate(plan.posts):
-            counts[posts, step] += 1
-    bucket_steps = plan.width == 8
-    for posts, steps in (
-        ((slice(0, 6), bucket_steps), (slice(6, 12), ~bucket_steps)) if by_length else ((slice(12), slice(4)),)
-    ):
-        share = 1 / counts[:, steps].shape[1]
-        deviation = np.sqrt(draws * share * (1 - share))
-        assert np.abs(counts[posts][:, steps] - draws * share).max() < 5 * deviation
+    for plan in plans:
+        counts[plan.posts, np.arange(4)[:, None]] += 1
+    # By length a post has two of the four batches, those of its own width; otherwise all four.
+    allowed = plans[0].width == np.where(lengths <= 8, 8, 16)[:, None] if by_length else np.ones((12, 4), bool)
+    share = 0.5 if by_length else 0.25
+    assert not counts[~allowed].any()
+    assert np.abs(counts[allowed] - draws * share).max() < 5 * np.sqrt(draws * share * (1 - share))
 
 
 @given(lengths=LENGTHS, batch=SMALL, count=st.integers(1, 4))
@@ -138,6 +135,8 @@ def test_unique_ids_fill_up_to_64():
     tokens = np.stack([np.arange(65), np.zeros(65)]).astype(np.int32)[:, None]
     ids, _ = unique_tokens(tokens, 65)
     assert ids.shape == (2, 128) and (ids[0, 65:] == 65).all() and (ids[1, 1:] == 65).all()
+    none, inverse = unique_tokens(tokens, 7, np.zeros(tokens.shape, bool))
+    assert none.shape == (2, 64) and (none == 7).all() and not inverse.any()
 
 
 def test_padding_may_be_the_spare_id_where_it_is_not_read():

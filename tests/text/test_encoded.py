@@ -82,7 +82,7 @@ def test_every_piece_has_the_weight_of_its_word(vocabularies, name, posts, agree
             assert "".join(pieces) == text
             counts = [len(piece) for piece in pieces]
             found = np.repeat(encoded.relevant[row, real], counts)
-        np.testing.assert_array_equal(found, np.float32(expected))
+        np.testing.assert_array_equal(found, np.array(expected, np.float32))
         assert encoded.marked[row] == any(weight > 0 for weight in expected)
 
 
@@ -138,9 +138,9 @@ def test_what_is_cut_is_the_end_and_is_counted(vocabularies, query):
     np.testing.assert_array_equal(short.tokens[0, :3], whole.tokens[0, :3])
     assert not query or short.tokens[0, 3] == vocabulary.query
     with pytest.raises(
-        InputError, match=rf"tokens of post p7 must be at most n_ctx = {2 + query}, got {6 + query}; .*trunc"
+        InputError, match=rf"tokens of post p7 must be at most n_ctx = {5 + query}, got {6 + query}; .*trunc"
     ):
-        encode_posts(posts, vocabulary, n_ctx=2 + query, query=query)
+        encode_posts(posts, vocabulary, n_ctx=5 + query, query=query)
 
 
 def test_posts_of_which_nothing_is_left_stay_and_are_counted(vocabularies):

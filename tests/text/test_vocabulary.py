@@ -101,8 +101,10 @@ def test_byte_pieces_are_those_of_the_joined_text(gpt2, words):
     from tokenizers.pre_tokenizers import ByteLevel
 
     entries, merges = bpe_entries()
-    whole = Tokenizer(BPE(entries, [tuple(merge.split(" ")) for merge in merges]))
+    pairs = [(left, right) for left, right in (merge.split(" ") for merge in merges)]
+    whole = Tokenizer(BPE(entries, pairs))
     whole.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    assert gpt2.symbols[gpt2.pad] == "<|endoftext|>" and gpt2.unknown is None
     assert gpt2.encode(words).ids.tolist() == whole.encode(" ".join(words)).ids
 
 
