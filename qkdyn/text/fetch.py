@@ -97,7 +97,7 @@ def _receive(file: PublishedFile, part: Path, timeout: float) -> None:
         with output:
             while True:
                 try:
-                    chunk = answer.read(_CHUNK)
+                    chunk = answer.read1(_CHUNK)  # What has come: a full read would lose it where the line goes dead.
                 except _NETWORK as error:
                     _refuse(file, part.parent, f"the connection broke ({error or type(error).__name__})")
                 if not chunk:

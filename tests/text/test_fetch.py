@@ -43,6 +43,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body[: server.cut])
+        if server.cut:
+            server.go_on.wait(5)
 
     def log_message(self, *arguments):
         pass
@@ -52,10 +54,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def server():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
         running.content, running.asked, running.status = CONTENT, [], 200
-        running.ranges, running.cut, running.shift = True, None, None
+        running.ranges, running.cut, running.shift, running.go_on = True, None, None, threading.Event()
+        running.go_on.set()
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield running
+        running.go_on.set()
         running.shutdown()
         thread.join()
 
@@ -172,6 +176,16 @@ def test_silent_server_is_given_up(tmp_path):
             fetch_file(file, tmp_path, timeout=0.3)
         assert time.monotonic() - begun < 1.5
     assert module.TIMEOUT < 5
+
+
+def test_server_that_falls_silent_is_given_up(server, tmp_path):
+    server.cut = 100_000
+    server.go_on.clear()
+    begun = time.monotonic()
+    with pytest.raises(DataError, match=r"the connection broke \(timed out\); run this again"):
+        fetch_file(published(server), tmp_path, timeout=0.3)
+    assert time.monotonic() - begun < 2
+    assert (tmp_path / "dataset.json.part").read_bytes() == CONTENT[:100_000]
 
 
 def test_a_name_look_up_that_hangs_is_given_up(tmp_path, monkeypatch):
