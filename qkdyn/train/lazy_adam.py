@@ -88,9 +88,11 @@ def catch_up(row: Any, m: Any, v: Any, last: Any, now: Any, idle: Idle) -> tuple
         idle: the runs' tables.
     """
     count = (now - 1 - last)[..., None]
-    grown = idle.log_keep[now] - idle.log_keep[last + 1]
-    past = count[..., None, :].astype(jnp.float32) * np.log(_factors())[:, None].astype(np.float32)
-    left = jnp.exp(past - grown[..., None, :]) * idle.sums[now]
+    lead = (None,) * last.ndim
+    grown = idle.log_keep[now][lead] - idle.log_keep[last + 1]
+    shrinks = np.log(_factors())[:, None].astype(np.float32)
+    past = count[..., None].astype(jnp.float32) * shrinks[lead]
+    left = jnp.exp(past - grown[..., None, :]) * idle.sums[now][lead]
     zeroth, first, second = jnp.moveaxis(idle.sums[last + 1] - left, -2, 0)
     some = (count > 0) & (zeroth > 0)
     total = jnp.where(some, zeroth, 0.0)
@@ -108,7 +110,8 @@ def update(row: Any, m: Any, v: Any, gradient: Any, now: Any, idle: Idle) -> tup
     m = B1 * m + (1 - B1) * gradient
     v = B2 * v + (1 - B2) * gradient**2
     count = (now + 1).astype(jnp.float32)
-    rate, decay = idle.rate[now][:, None], idle.decay[:, None]
+    lead = (*(None,) * (row.ndim - 2), slice(None), None)
+    rate, decay = idle.rate[now][lead], idle.decay[lead]
     mean = m / -jnp.expm1(count * np.log(B1))
     scale = jnp.sqrt(v / -jnp.expm1(count * np.log(B2))) + EPS
     return row - rate * (mean / scale + decay * row), m, v
