@@ -55,7 +55,7 @@ class Recipe:
     n_ctx: int = 128
     positions: int = 256
     apart: tuple[str, ...] = ()
-    agreement: str = "majority"
+    agreement: str = "union"
     batch: int = 32
     by_length: bool = True
     warmup: float = 0.1
