@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 # Pairs of tokens in a block.
-PAIRS = 2**22
+PAIRS = 2**20
 
 
 def by_blocks(formula: Callable[..., Any], *arrays: np.ndarray) -> Any:

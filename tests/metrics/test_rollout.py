@@ -90,7 +90,7 @@ def test_empty_rows_at_padding_alone():
         np.testing.assert_array_equal(half[n, length:], np.eye(4)[length:])
         assert not alone[n, length:].any()
     np.testing.assert_allclose(rollout_row(whole, 3, 0.5, padding=padding), half[:, 3], atol=1e-15)
-    np.testing.assert_array_equal(rollout_row(whole, 3, 1.0, padding=padding), alone[:, 3])
+    np.testing.assert_allclose(rollout_row(whole, 3, 1.0, padding=padding), alone[:, 3], atol=1e-15)
     # One mask for all instances; it allows empty rows, and does not ask for them.
     np.testing.assert_array_equal(
         rollout(maps(), 0.5, padding=np.array([False, False, True, True])), rollout(maps(), 0.5)
