@@ -24,10 +24,13 @@ from experiments.records import ArmOptions, Record, RecordPlace, settle, take_up
 from experiments.text import arms, tables
 from experiments.text.arms import Protocol, deepened
 from experiments.text.published import compared_frame
+from experiments.text.train import load, train_group
+from experiments.text.tune import base_of, candidates, chosen_group, tuned_frame, tuning_verdict
 from experiments.text.verdict import verdict
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import ConflictError, OutputError, reject
 from qkdyn.figures.text import draw_text
+from qkdyn.figures.text_tuning import draw_tuning
 from qkdyn.files import prepare_folder, write_text
 from qkdyn.results import manifest, retract, write_manifest
 from qkdyn.train.devices import Machine
@@ -73,7 +76,7 @@ class Options(ArmOptions):
         """Where the results go: default results/hatexplain/<protocol>, or results/quick/hatexplain."""
         own = "hatexplain" if self.is_quick else self.protocol
         if self.tune:
-            own = "tune" if self.protocol == "controlled" else f"{own}-tune"
+            own = "tune" if own == "controlled" else f"{own}-tune"
         own += f"-{self.layers}layers" if self.layers != 1 else ""
         return (self.out or Path("results") / ("quick" if self.is_quick else "hatexplain") / own).absolute()
 
@@ -104,8 +107,6 @@ def places(folder: Path, protocol: Protocol) -> list[RecordPlace]:
 
 def train(protocol: Protocol, names: Sequence[str], options: Options, data: Callable[[], Any]) -> None:
     """Have a record of each of these arms; those of a group that are not there yet are trained together."""
-    from experiments.text.train import train_group
-
     own = {place.name: place for place in places(options.folder, protocol)}
     with on_request() as request:
         for group in protocol.groups:
@@ -128,8 +129,6 @@ def reader(protocol: Protocol, options: Options) -> Callable[[], Any]:
 
     @functools.cache
     def read() -> Any:
-        from experiments.text.train import load
-
         data = load(protocol.recipe, options.data, limit=protocol.limit)
         for note in data.notes:
             print(f"note: {note}", file=sys.stderr)
@@ -162,25 +161,44 @@ def draw(records: Sequence[Record], protocol: Protocol, name: str, folder: Path)
     return [*files, *draw_text(groups, frames.get("effects"), folder)]
 
 
+def draw_tuned(records: Sequence[Record], name: str, folder: Path) -> list[Path]:
+    """Table, verdict and figure of the tuning."""
+    frame = tuned_frame(records)
+    return [
+        write_text(folder / "tuned.csv", frame.to_csv(index=False, float_format="%.5g")),
+        write_text(folder / "verdict.md", tuning_verdict(records, name)),
+        draw_tuning(base_of(records), candidates(records), folder / "tuned.png"),
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     prog, description = "python -m experiments.table1_hatexplain", (__doc__ or "").splitlines()[0]
     config, options = parse(PROTOCOLS, Options(), arguments, prog=prog, description=description)
-    protocol = deepened(config.trained, options.layers)
-    names, folder = chosen(protocol, options.arms), options.folder
+    protocol, folder = deepened(config.trained, options.layers), options.folder
+    if options.tune:
+        if options.arms:
+            reject("--arms", " ".join(options.arms), "left out beside --tune, which chooses its own")
+        protocol = arms.tuning(protocol)
+    names = chosen(protocol, options.arms)
     if not options.draw_only:
         Machine().join()
     with lock(prepare_folder(folder)):
         begun = time.monotonic()
         if not options.draw_only:
             settle(places(folder, protocol), names, options)
-            train(protocol, names, options, reader(protocol, options))
+            data = reader(protocol, options)
+            if options.tune:
+                train(protocol, [arm.name for arm in protocol.groups[0]], options, data)
+                names = chosen_group(finished(protocol, folder), protocol)
+            train(protocol, names, options, data)
         records = finished(protocol, folder)
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
         retract(folder)
-        files = draw(records, protocol, "quick" if options.is_quick else options.protocol, folder)
+        name = "quick" if options.is_quick else options.protocol
+        files = draw_tuned(records, name, folder) if options.tune else draw(records, protocol, name, folder)
         kept = [folder / "arms" / f"{record['arm']['name']}.json" for record in records]
         record = manifest(
             as_dict(protocol),
@@ -191,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         files.append(write_manifest(record, folder))
     tables.show(records, protocol)
+    print((folder / "verdict.md").read_text())
     print("\n".join(map(str, files)))
     return 0
 

@@ -94,9 +94,9 @@ def controlled() -> Protocol:
 
 def quick() -> Protocol:
     """Two arms on few posts, for two seeds: a look, no result."""
-    arms = (TextArm(BASELINE, 2, rate=1e-3), TextArm("qk30", 2, rate=1e-3, qk=FAST))
+    arms = (TextArm(BASELINE, 2, rate=1e-3, embed=3.0), TextArm("qk30", 2, rate=1e-3, embed=3.0, qk=FAST))
     recipe = replace(Recipe(), seeds=(1234, 1235))
-    return Protocol(recipe, (arms,), (Comparison("quick", (BASELINE, "qk30")),), limit=640)
+    return Protocol(recipe, (arms,), (Comparison("quick", (BASELINE, "qk30")),), limit=1200)
 
 
 def tuning(protocol: Protocol) -> Protocol:

@@ -1,6 +1,6 @@
 """The factorial: what each part of the published recipe does, alone, on average, with another, as a share of the whole."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations, product
 
 import numpy as np
@@ -27,14 +27,20 @@ def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataF
     if any(name not in found for name in comparison.arms):
         return pd.DataFrame()
     level = matched_level(records)
+    cases = list(product(READINGS, ("validation", "test"), MAIN))
+    results = np.stack(
+        [
+            cells({name: values(found[name], reading, split, quantity.name, level) for name in comparison.arms})
+            for reading, split, quantity in cases
+        ]
+    )
+    lines = list(effects(results))
     rows = []
-    for reading, split in product(READINGS, ("validation", "test")):
-        for quantity in MAIN:
-            known = {name: values(found[name], reading, split, quantity.name, level) for name in comparison.arms}
-            for kind, factor, own in effects(cells(known)):
-                head = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
-                mean, low, high = (float(part) for part in own)
-                rows.append(head | {"kind": kind, "factor": factor, "mean": mean, "low": low, "high": high})
+    for i, (reading, split, quantity) in enumerate(cases):
+        head = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
+        for kind, factor, interval in lines:
+            mean, low, high = (float(part[i]) for part in interval)
+            rows.append(head | {"kind": kind, "factor": factor, "mean": mean, "low": low, "high": high})
     return pd.DataFrame(rows)
 
 
@@ -51,30 +57,37 @@ def effects(found: np.ndarray, names: Sequence[str] = NAMES) -> Iterator[tuple[s
     """Kind, factor and interval of every effect; see `effects_frame`.
 
     Args:
-        found: results, (2, ..., 2, seeds): an axis of (off, on) for each factor.
+        found: results, (..., 2, ..., 2, seeds): an axis of (off, on) for each factor.
         names: of the factors.
+
+    Yields:
+        Kind, factor, and an interval whose arrays are (...).
     """
     k = len(names)
     none, every = (0,) * k, (1,) * k
-    yield "total", "all", paired_difference(found[every], found[none])
+
+    def at(on: tuple[int, ...]) -> np.ndarray:
+        return found[(..., *on, slice(None))]
+
+    yield "total", "all", paired_difference(at(every), at(none))
     for i, name in enumerate(names):
-        yield "alone", name, paired_difference(found[_with(none, i, 1)], found[none])
+        yield "alone", name, paired_difference(at(_with(none, i, 1)), at(none))
     for i, name in enumerate(names):
-        yield "last", name, paired_difference(found[every], found[_with(every, i, 0)])
+        yield "last", name, paired_difference(at(every), at(_with(every, i, 0)))
     every_order = factorial_effects(found, names)
     for i, name in enumerate(every_order.names):
         if (order := name.count(" x ")) < 2:
-            yield ("main", "interaction")[order], name, Interval(*(part[i] for part in every_order.interval))
+            yield ("main", "interaction")[order], name, Interval(*(part[..., i] for part in every_order.interval))
     for i, name in enumerate(names):
-        yield "share", name, confidence_interval(_share(found, i, k))
+        yield "share", name, confidence_interval(_share(at, i, k))
 
 
-def _share(found: np.ndarray, factor: int, k: int) -> np.ndarray:
-    """What `factor` adds, averaged over all orders of the k factors, (seeds,)."""
+def _share(at: Callable[[tuple[int, ...]], np.ndarray], factor: int, k: int) -> np.ndarray:
+    """What `factor` adds, averaged over all orders of the k factors, (..., seeds)."""
     added = []
     for order in permutations(range(k)):
         before = tuple(int(order.index(i) < order.index(factor)) for i in range(k))
-        added.append(found[_with(before, factor, 1)] - found[before])
+        added.append(at(_with(before, factor, 1)) - at(before))
     return np.mean(added, 0)
 
 

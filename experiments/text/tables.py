@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ from experiments.text.arms import Comparison, Protocol
 from experiments.text.effects import effects_frame
 from experiments.text.readings import MAIN, NAMED, QUANTITIES, READINGS, SPLITS, Record, matched_level, values
 from qkdyn.metrics.intervals import confidence_interval
+from qkdyn.metrics.paired import paired_difference
 from qkdyn.results.summary import mean_and_sd
+
+KEYS = ("comparison", "arm", "reading", "split", "loss_level")
+BESIDE = ("uniform", "random", "position")
+COLUMNS = (*KEYS, "claim", "quantity", "mean", "sd", "low", "high", "seeds", *BESIDE)
+COLUMNS += ("change_mean", "change_low", "change_high")
 
 
 def compared(records: Sequence[Record], protocol: Protocol) -> list[tuple[Comparison, list[Record]]]:
@@ -37,49 +44,53 @@ def summary_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFrame
     Mean, standard deviation and 95% interval (Student, over `seeds` runs), what uniform attention, a random ranking and one by
     position alone would give, and the mean difference from the comparison's first arm, paired by seed, with its interval.
     """
-    rows = []
+    heads: list[dict[str, Any]] = []
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     for comparison, there in compared(records, protocol):
         level = matched_level(there)
         first = there[0] if there[0]["arm"]["name"] == comparison.arms[0] else None
-        for record in there:
-            for reading in READINGS:
-                for split in SPLITS[reading]:
-                    head = {"comparison": comparison.name, "arm": record["arm"]["name"], "reading": reading}
-                    head |= {"split": split, "loss_level": level if reading == "matched" else np.nan}
-                    rows += [head | line for line in _lines(record, first, reading, split, level)]
-    return pd.DataFrame(rows)
+        for record, reading in product(there, READINGS):
+            for split in SPLITS[reading]:
+                head = {"comparison": comparison.name, "arm": record["arm"]["name"], "reading": reading}
+                head |= {"split": split, "loss_level": level if reading == "matched" else np.nan}
+                for line, own, theirs in _lines(record, first, reading, split, level):
+                    heads.append(head | line)
+                    found.append((own, theirs))
+    if not found:
+        return pd.DataFrame(columns=list(COLUMNS))
+    own, theirs = (np.stack(part) for part in zip(*found, strict=True))
+    mean, sd, count = mean_and_sd(own)
+    _, low, high = confidence_interval(own)
+    columns = {"mean": mean, "sd": sd, "low": low, "high": high, "seeds": count}
+    changes = paired_difference(own, theirs)
+    columns |= {f"change_{name}": part for name, part in zip(changes._fields, changes, strict=True)}
+    return pd.DataFrame(heads).assign(**columns).reindex(columns=list(COLUMNS))
 
 
-def _lines(record: Record, first: Record | None, reading: str, split: str, level: float) -> Iterator[dict[str, Any]]:
-    """One line for each quantity that is known."""
+def _lines(
+    record: Record, first: Record | None, reading: str, split: str, level: float
+) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
+    """Each quantity that is known: what it is and stands beside, and its values of this arm and of the first, (seeds,)."""
     for quantity in QUANTITIES:
         own = values(record, reading, split, quantity.name, level)
         if not np.isfinite(own).any():
             continue
-        line = {"claim": quantity.claim, "quantity": quantity.name} | _interval(own)
-        line["uniform"] = quantity.uniform if isinstance(quantity.uniform, float) else np.nan
+        line: dict[str, Any] = {"claim": quantity.claim, "quantity": quantity.name} | dict.fromkeys(BESIDE, np.nan)
+        if isinstance(quantity.uniform, float):
+            line["uniform"] = quantity.uniform
         beside = {"uniform": quantity.uniform} if isinstance(quantity.uniform, str) else {}
         beside |= {"random": "random_auprc", "position": "position_auprc"} if quantity.name.endswith("auprc") else {}
-        line |= {"random": np.nan, "position": np.nan}
-        line |= {where: mean_of(values(record, reading, split, name)) for where, name in beside.items()}
-        theirs = own if first is None else values(first, reading, split, quantity.name, level)
-        known = first is not None and first is not record
-        line |= {
-            f"change_{name}": v if known else np.nan for name, v in _interval(own - theirs).items() if name != "seeds"
-        }
-        yield line
-
-
-def _interval(own: np.ndarray) -> dict[str, float]:
-    """Mean, deviation and ends of the interval of a quantity over seeds."""
-    _, sd, count = mean_and_sd(own)
-    mean, low, high = (float(part) for part in confidence_interval(own))
-    return {"mean": mean, "sd": float(sd), "low": low, "high": high, "seeds": int(count)}
+        # They depend on the posts alone: those of one run are those of all.
+        line |= {where: float(values(record, reading, split, name)[0]) for where, name in beside.items()}
+        theirs = np.full(own.shape, np.nan)
+        if first is not None and first is not record:
+            theirs = values(first, reading, split, quantity.name, level)
+        yield line, own, theirs
 
 
 def mean_of(own: np.ndarray) -> float:
     """The mean of what is known."""
-    return float(mean_and_sd(own)[0])
+    return float(mean_and_sd(np.asarray(own, float))[0])
 
 
 def short_frame(long: pd.DataFrame) -> pd.DataFrame:
@@ -87,7 +98,7 @@ def short_frame(long: pd.DataFrame) -> pd.DataFrame:
 
     Beside each what uniform attention and position alone would give, and the difference from the first arm.
     """
-    keys = ["comparison", "arm", "reading", "split", "loss_level"]
+    keys = list(KEYS)
     rows = []
     for key, part in long.groupby(keys, sort=False, dropna=False):
         row = dict(zip(keys, key, strict=True)) if isinstance(key, tuple) else {}
@@ -95,7 +106,7 @@ def short_frame(long: pd.DataFrame) -> pd.DataFrame:
         for line in (line for line in lines if NAMED[line.quantity].main):
             name = line.quantity
             row |= {name: line.mean, f"{name}_ci": line.high - line.mean}
-            for beside in ("uniform", "random", "position"):
+            for beside in BESIDE:
                 value = getattr(line, beside)
                 row |= {f"{name}_{beside}": value} if np.isfinite(value) else {}
             row |= {f"{name}_change": line.change_mean, f"{name}_change_ci": line.change_high - line.change_mean}

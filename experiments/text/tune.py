@@ -1,0 +1,86 @@
+"""The paper's tuning: a base rate by validation accuracy, then a multiplier of QK at it; and the attention this chooses."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from experiments.text.arms import PUBLISHED_MULTIPLIER, PUBLISHED_RATE, Protocol
+from experiments.text.readings import Record, values
+from experiments.text.verdict import change, claims, told
+from qkdyn.metrics.intervals import confidence_interval
+
+SHOWN = ("entropy", "top_mass", "mrta", "auprc")
+
+
+def best_of(records: Sequence[Record], reading: str = "end") -> Record | None:
+    """The arm of highest mean validation accuracy; None where every arm has a run that diverged.
+
+    After the last epoch, as the published models are, or ("best") at each run's best epoch.
+    """
+    whole = [record for record in records if all(run["diverged_at"] is None for run in record["runs"])]
+    return max(whole, key=lambda record: float(values(record, reading, "validation", "accuracy").mean()), default=None)
+
+
+def chosen_group(records: Sequence[Record], protocol: Protocol) -> list[str]:
+    """Names of the arms to train after the base rates: QK multipliers at the rate that was chosen."""
+    base = best_of(base_of(records))
+    return [] if base is None else [a.name for a in protocol.arms if a.qk != 1 and a.rate == base["arm"]["rate"]]
+
+
+def base_of(records: Sequence[Record]) -> list[Record]:
+    """The arms that differ in the base rate."""
+    return [record for record in records if record["arm"]["qk"] == 1]
+
+
+def candidates(records: Sequence[Record]) -> list[Record]:
+    """The chosen rate without a multiplier and with each; empty where no rate can be chosen."""
+    base = best_of(base_of(records))
+    return [] if base is None else [record for record in records if record["arm"]["rate"] == base["arm"]["rate"]]
+
+
+def tuned_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """One row for each arm: accuracy by which it may be chosen, and the attention that the choice brings along (test)."""
+    chosen = [best_of(base_of(records)), best_of(candidates(records))]
+    rows = []
+    for record in records:
+        arm = record["arm"]
+        row = {"arm": arm["name"], "rate": arm["rate"], "qk": arm["qk"], "epochs": arm["epochs"]}
+        row["diverged"] = sum(run["diverged_at"] is not None for run in record["runs"])
+        row["chosen"] = any(record is one for one in chosen)
+        row["published"] = arm["rate"] == PUBLISHED_RATE and arm["qk"] in (1.0, PUBLISHED_MULTIPLIER)
+        wanted = [(f"validation_accuracy_{reading}", reading, "validation", "accuracy") for reading in ("end", "best")]
+        wanted += [(name, "end", "test", name) for name in ("accuracy", *SHOWN)]
+        for name, reading, split, quantity in wanted:
+            mean, low, _ = (float(part) for part in confidence_interval(values(record, reading, split, quantity)))
+            row |= {name: mean, f"{name}_ci": mean - low}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def tuning_verdict(records: Sequence[Record], name: str) -> str:
+    """What the tuning chooses, beside what was published, and whether it would have chosen sharper attention."""
+    base = best_of(base_of(records))
+    if base is None:
+        return f"**HateXplain, tuning ({name})**: every base rate has a run that diverged.\n"
+    other = best_of(base_of(records), "best")
+    early = "" if other is None else f"; at each run's best epoch it would be {other['arm']['rate']:g}"
+    said = [
+        f"The base rate of best validation accuracy after the last epoch is {base['arm']['rate']:g} (published "
+        f"{PUBLISHED_RATE:g}){early}."
+    ]
+    faster = [record for record in candidates(records) if record is not base]
+    best = best_of(faster)
+    if best is not None:
+        sharpest = min(faster, key=lambda record: float(np.nanmean(values(record, "end", "test", "entropy"))))
+        gain = change(best, base, "accuracy", split="validation")
+        said += [
+            f"Of QK multipliers at that rate the best is x{best['arm']['qk']:g} (published "
+            f"x{PUBLISHED_MULTIPLIER:g}); its validation accuracy is {told(gain)} beside no multiplier, so that validation "
+            f"{'asks for a faster QK' if gain.low > 0 else 'does not ask for a faster QK that could be told'}.",
+            f"Attention of that choice {claims(best, base)}.",
+            f"Attention is sharpest at x{sharpest['arm']['qk']:g}, where validation accuracy is "
+            f"{told(change(sharpest, base, 'accuracy', split='validation'))} beside no multiplier.",
+        ]
+    title = f"**HateXplain, tuning ({name})**: {len(records[0]['runs'])} runs an arm; attention on the test split."
+    return "\n".join([title, "", *(f"- {line}" for line in said)]) + "\n"
