@@ -106,8 +106,8 @@ def iou_f1(selected: Tokens, relevant: Tokens, threshold: float = 0.5) -> Float[
     Raises:
         InputError: masks as for `token_f1`, a threshold out of range.
     """
-    matched, mine, theirs = _spans(selected, relevant, threshold)
-    return np.asarray(2 * matched / np.maximum(mine + theirs, 1))
+    least = check_share("threshold", threshold, least=0.5)
+    return by_blocks(lambda a, b: cores.iou_f1(np, a, b, least), *_selection(selected, relevant))
 
 
 class SpanScores(NamedTuple):
@@ -135,7 +135,9 @@ def eraser_iou_f1(selected: Tokens, relevant: Tokens, threshold: float = 0.5) ->
     Raises:
         InputError: as `iou_f1`; masks of one instance.
     """
-    matched, mine, theirs = _spans(selected, relevant, threshold)
+    least = check_share("threshold", threshold, least=0.5)
+    pair = _selection(selected, relevant)
+    matched, mine, theirs = by_blocks(lambda a, b: cores.span_matches(np, a, b, least), *pair)
     if matched.ndim == 0:
         reject("the shape of selected", np.shape(selected), "(..., instances, tokens)", "for one, selected[None]")
     precision, recall = (
@@ -162,9 +164,3 @@ def _selection(selected: Tokens, relevant: Tokens) -> tuple[np.ndarray, np.ndarr
     mine, theirs = as_mask("selected", selected), as_mask("relevant", relevant)
     check_match(selected=mine, relevant=theirs)
     return mine, theirs
-
-
-def _spans(selected: Tokens, relevant: Tokens, threshold: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Matched, selected and relevant spans of each instance."""
-    least = check_share("threshold", threshold, least=0.5)
-    return by_blocks(lambda a, b: cores.span_matches(np, a, b, least), *_selection(selected, relevant))

@@ -70,6 +70,10 @@ def test_uniform_values_are_those_of_uniform_attention(of, k):
     np.testing.assert_allclose(entropy_share(attention, allowed)[some], 1, atol=1e-12)
     np.testing.assert_allclose(uniform_top_k_mass(allowed, k), top_k_mass(attention, k), atol=1e-12)
     np.testing.assert_allclose(uniform_top_k_mass(allowed, k, among), top_k_mass(attention, k, among), atol=1e-12)
+    # What may not be attended to has no attention, whatever counts.
+    np.testing.assert_allclose(
+        uniform_top_k_mass(among, k, allowed), top_k_mass(uniform(among), k, allowed), atol=1e-12
+    )
 
 
 def test_leading_axes_broadcast_and_float32_is_taken():
