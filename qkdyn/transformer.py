@@ -40,8 +40,8 @@ def init_transformer(key: Key[Array, ""], config: TransformerConfig) -> Tree:
 
     def draw(number: int, name: str, shape: tuple[int, ...]) -> Array:
         if name.startswith("W_"):
-            return config.init_std * jax.random.normal(jax.random.fold_in(key, number), shape)
-        return jnp.ones(shape) if name.startswith("g_") else jnp.zeros(shape)
+            return config.init_std * jax.random.normal(jax.random.fold_in(key, number), shape, jnp.float32)
+        return jnp.full(shape, float(name.startswith("g_")), jnp.float32)
 
     drawn = [draw(number, path[-1].key, shape) for number, (path, shape) in enumerate(leaves)]
     return jax.tree.unflatten(structure, drawn)
@@ -94,7 +94,7 @@ def forward(
     """
     check_shapes(params, config, tokens, length, embedded, queries, every)
     check_values(config, tokens, length, queries)
-    tokens, length = jnp.asarray(tokens), jnp.asarray(length)
+    params, tokens, length = jax.tree.map(jnp.asarray, (params, tokens, length))
     T = tokens.shape[1]
     if queries is None and not every:
         queries = readout_positions(length, config, T)[:, None]

@@ -129,6 +129,9 @@ def check_shapes(
         wanted["embed"].pop("W_E")
     if found != wanted:
         _reject_params(found, wanted)
+    for name, array in (("tokens", tokens), ("length", length), ("queries", queries)):
+        if array is not None and not jnp.issubdtype(getattr(array, "dtype", type(array)), jnp.integer):
+            reject(name, getattr(array, "dtype", array), "an array of integers")
     if tokens.ndim != 2 or 0 in tokens.shape:
         reject("tokens", list(tokens.shape), "of shape (posts, slots), none of them 0")
     B, T = tokens.shape
