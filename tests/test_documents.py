@@ -55,7 +55,8 @@ def imports(path):
             yield from (alias.name for alias in node.names)
 
 
-ORDER = ["tasks", "circuits", "attention", "counts", "optim", "theory", "train", "results", "metrics", "figures"]
+ORDER = ["tasks", "text", "circuits", "attention", "counts", "transformer", "optim"]
+ORDER += ["theory", "train", "results", "metrics", "readings", "figures"]
 
 
 def test_imports_point_one_way():

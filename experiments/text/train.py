@@ -10,6 +10,8 @@ import numpy as np
 
 from experiments.text.recipe import GROUPS, Recipe, TextArm
 from qkdyn.config import as_dict
+from qkdyn.readings.posts import Reading, read
+from qkdyn.readings.splits import THRESHOLDS, Split, distributions, extended, floors, means, split_of
 from qkdyn.text.batches import bucket_widths, epoch_plan
 from qkdyn.text.cleaning import clean
 from qkdyn.text.encoded import Encoded, encode_posts
@@ -21,8 +23,6 @@ from qkdyn.train.store import Store, key_of
 from qkdyn.train.text_batches import slots_read
 from qkdyn.train.text_campaign import Records, TextCampaign
 from qkdyn.train.text_engine import TextJob, TextRuns, TextState
-from qkdyn.train.text_measures import THRESHOLDS, Split, distributions, floors, means, split_of
-from qkdyn.train.text_reading import Reading
 from qkdyn.transformer import TransformerConfig
 
 # Raised when the bits of a run change: checkpoints of another engine are not taken up.
@@ -30,6 +30,7 @@ ENGINE = 1
 # Shares of content tokens whose comprehensiveness and sufficiency are averaged, as in ERASER.
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 SPLITS = ("validation", "test")
+FAITHFUL = ("comprehensiveness", "sufficiency")
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +59,8 @@ def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> Te
 
     Args:
         recipe: vocabulary, query token, agreement of annotators, longest post.
-        option: folder named by the user; None looks where the environment says, and in data/.
+        option: folder named by the user, of the files or of folders named hatexplain and bert_base_uncased; None looks
+            where the environment says, and in data/.
         limit: only so many posts of each split.
 
     Raises:
@@ -69,12 +71,12 @@ def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> Te
     sums, prepare = dict(checksums(folder, "hatexplain")), None
     vocabulary: Vocabulary
     if recipe.vocabulary == "wordpiece":
-        pieces = data_folder(None if option is None else _beside(option), "bert_base_uncased")
+        pieces = data_folder(option, "bert_base_uncased")
         vocabulary, prepare = wordpiece(find(pieces, "vocab.txt")), clean
         sums |= checksums(pieces, "bert_base_uncased")
     else:
         vocabulary = word_vocabulary(post.words for post in posts.train)
-    encoded = [
+    train, validation, test = (
         encode_posts(
             split[:limit],
             vocabulary,
@@ -86,13 +88,8 @@ def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> Te
             pad_to_n_ctx=recipe.measured == "last_slot",
         )
         for split in (posts.train, posts.validation, posts.test)
-    ]
-    return TextData(*encoded, vocabulary.size, posts.notes, sums)
-
-
-def _beside(option: Path) -> Path:
-    """The folder in which a folder named for one source has its neighbours."""
-    return option.parent / "bert_base_uncased" if (option.parent / "bert_base_uncased").is_dir() else option
+    )
+    return TextData(train, validation, test, vocabulary.size, posts.notes, sums)
 
 
 def train_group(
@@ -108,7 +105,8 @@ def train_group(
     Raises:
         Interrupted: a signal was noted; what was done is saved.
     """
-    campaign, runs = prepare(recipe, arms, data, store, request)
+    reader = Reader.of(recipe, data, len(arms))
+    campaign, runs = prepare(recipe, arms, data, reader, store, request)
     key = key_of(ENGINE, as_dict(recipe), [as_dict(arm) for arm in arms], data.sha256, len(data.train))
 
     def heard(step: int, records: Records) -> None:
@@ -118,24 +116,87 @@ def train_group(
 
     state, records = campaign.finish(runs, key, heard)
     update(0.92, "measuring")
-    return _written(recipe, arms, data, campaign, records, _end(recipe, arms, data, campaign, state, update))
+    return _written(recipe, arms, data, reader, campaign, records, _end(reader, data, state, update))
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """How the runs of a recipe are measured.
+
+    Attributes:
+        recipe: share of tokens deleted or kept, threshold of AC, seeds.
+        how: what is measured.
+        splits: validation and test; accuracy on the first decides which epoch is best.
+        widths: bucket widths.
+        arms: A, without copies.
+    """
+
+    recipe: Recipe
+    how: Reading
+    splits: dict[str, Split]
+    widths: tuple[int, ...]
+    arms: int
+
+    @classmethod
+    def of(cls, recipe: Recipe, data: TextData, arms: int) -> "Reader":
+        """The reader of a recipe and its posts."""
+        last_slot = recipe.measured == "last_slot"
+        how = Reading(
+            _model(recipe, data),
+            last_slot=last_slot,
+            slots=recipe.share_of == "slots",
+            by_rank=recipe.order == "rank",
+            residual=recipe.residual,
+        )
+        lengths = np.concatenate([split.length for split in (data.train, data.validation, data.test)])
+        widths = (recipe.n_ctx,) if last_slot else bucket_widths(lengths, 4)
+        return cls(recipe, how, {name: split_of(getattr(data, name), how) for name in SPLITS}, widths, arms)
+
+    def posts(self, state: TextState, split: Split, share: float) -> Records:
+        """Measures of every post, (S, A, N, ...)."""
+        seeds = len(self.recipe.seeds)
+        found = read(self.how, state, split.data, share, widths=self.widths, seeds=seeds)
+        return {name: values[:, : self.arms] for name, values in found.items()}
+
+    def epoch(self, state: TextState, epoch: int, records: Records) -> Records:
+        """The records with what is measured after an epoch."""
+        found = {name: self.posts(state, split, self.recipe.share) for name, split in self.splits.items()}
+        return extended(records, found, self.splits, self.recipe.confidence, len(LABELS))
+
+    def whole(self, state: TextState, split: Split, *, curve: bool) -> Records:
+        """Means and distributions of a split, (S, A, ...); with `curve` faithfulness averaged over `SHARES` too."""
+        found = self.posts(state, split, self.recipe.share)
+        out = means(found, split, self.recipe.confidence, len(LABELS)) | distributions(found, split)
+        if curve:
+            each = [found if share == self.recipe.share and not self.how.slots else None for share in SHARES]
+            each = [
+                one if one is not None else self.posts(state, split, share)
+                for one, share in zip(each, SHARES, strict=True)
+            ]
+            out |= {f"aopc_{name}": np.mean([one[name].mean(-1) for one in each], 0) for name in FAITHFUL}
+        return out
+
+    def floors(self, split: Split) -> dict[str, float]:
+        """What uniform attention and position alone would get."""
+        return floors(split, self.how, self.recipe.confidence)
+
+
+def _model(recipe: Recipe, data: TextData) -> TransformerConfig:
+    names = ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "causal", "mask_padding", "readout")
+    own = {name: getattr(recipe, name) for name in names}
+    return TransformerConfig(data.vocabulary, recipe.positions, len(LABELS), **own)
 
 
 def prepare(
-    recipe: Recipe, arms: Sequence[TextArm], data: TextData, store: Store | None = None, request: Request | None = None
+    recipe: Recipe,
+    arms: Sequence[TextArm],
+    data: TextData,
+    reader: Reader,
+    store: Store | None = None,
+    request: Request | None = None,
 ) -> tuple[TextCampaign, TextRuns]:
     """What is trained and measured, and the settings of the arms."""
-    names = ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "causal", "mask_padding", "readout")
-    model = TransformerConfig(
-        data.vocabulary, recipe.positions, len(LABELS), **{name: getattr(recipe, name) for name in names}
-    )
-    how = Reading(
-        model,
-        last_slot=recipe.measured == "last_slot",
-        slots=recipe.share_of == "slots",
-        by_rank=recipe.order == "rank",
-        residual=recipe.residual,
-    )
+    model = reader.how.model
     epochs, batches = arms[0].epochs, math.ceil(len(data.train) / recipe.batch)
     job = TextJob(
         model,
@@ -146,21 +207,8 @@ def prepare(
         apart=recipe.apart,
         stale=any(arm.stale for arm in arms),
     )
-    splits = {name: split_of(getattr(data, name), how) for name in SPLITS}
     campaign = TextCampaign(
-        job,
-        recipe.seeds,
-        data.train,
-        recipe.batch,
-        recipe.by_length,
-        epochs,
-        how,
-        splits,
-        (recipe.n_ctx,) if how.last_slot else _reading_widths(data),
-        recipe.share,
-        recipe.confidence,
-        store,
-        request,
+        job, recipe.seeds, data.train, recipe.batch, recipe.by_length, epochs, reader.epoch, store, request
     )
     columns: dict[str, Any] = {
         name: np.array([getattr(arm, name) for arm in arms], np.float32) for name in (*GROUPS, "rate", "decay")
@@ -182,55 +230,28 @@ def _widths(recipe: Recipe, posts: Encoded, model: TransformerConfig) -> tuple[i
     return bucket_widths(np.append(longest, needed.max()), 3)
 
 
-def _reading_widths(data: TextData) -> tuple[int, ...]:
-    return bucket_widths(np.concatenate([data.train.length, data.validation.length, data.test.length]), 4)
-
-
-def _end(
-    recipe: Recipe,
-    arms: Sequence[TextArm],
-    data: TextData,
-    campaign: TextCampaign,
-    state: TextState,
-    update: Callable[[float, str], Any],
-) -> dict[str, Records]:
+def _end(reader: Reader, data: TextData, state: TextState, update: Callable[[float, str], Any]) -> dict[str, Records]:
     """Measures of all splits after the last epoch, (S, A, ...)."""
-    out = {}
-    for number, name in enumerate(("train", *SPLITS)):
-        split = campaign.splits.get(name) or split_of(data.train, campaign.how)
-        found = campaign.read(state, split, len(arms))
-        out[name] = means(found, split, recipe.confidence, len(LABELS)) | distributions(found, split)
-        if name != "train":
-            out[name] |= _aopc(recipe, campaign, state, split, len(arms), found)
-        update(0.94 + 0.02 * number, f"measured {name}")
+    out = {"train": reader.whole(state, split_of(data.train, reader.how), curve=False)}
+    update(0.96, "measured train")
+    for name, split in reader.splits.items():
+        out[name] = reader.whole(state, split, curve=True)
+        update(0.98, f"measured {name}")
     return out
-
-
-def _aopc(
-    recipe: Recipe, campaign: TextCampaign, state: TextState, split: Split, arms: int, found: Records
-) -> dict[str, np.ndarray]:
-    """Comprehensiveness and sufficiency averaged over `SHARES`; `found` has those of the recipe's own share."""
-    known = {recipe.share: found}
-    each = [known.get(share) or campaign.read(state, split, arms, share) for share in SHARES]
-    return {
-        f"aopc_{name}": np.mean([one[name].mean(-1) for one in each], 0)
-        for name in ("comprehensiveness", "sufficiency")
-    }
 
 
 def _written(
     recipe: Recipe,
     arms: Sequence[TextArm],
     data: TextData,
+    reader: Reader,
     campaign: TextCampaign,
     records: Records,
     end: dict[str, Records],
 ) -> dict[str, dict[str, Any]]:
     """The record of each arm, in plain numbers of five digits."""
-    known = {
-        name: floors(campaign.splits.get(name) or split_of(data.train, campaign.how), campaign.how, recipe.confidence)
-        for name in ("train", *SPLITS)
-    }
+    splits = {"train": split_of(data.train, reader.how), **reader.splits}
+    known = {name: reader.floors(split) for name, split in splits.items()}
     shared = {
         "data": {
             **{name: len(getattr(data, name)) for name in ("train", *SPLITS)},

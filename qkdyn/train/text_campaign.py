@@ -1,7 +1,7 @@
 """Runs on text brought to their end: chunk by chunk, measured after each epoch, saved on the way, resumed to the bit."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,6 @@ from qkdyn.train.interrupt import Request
 from qkdyn.train.store import Store
 from qkdyn.train.text_batches import Batches, cut, epoch_batches, room, widen
 from qkdyn.train.text_engine import TextJob, TextRuns, TextState, advance, begin, idle_of, settle
-from qkdyn.train.text_measures import Split, distributions, means
-from qkdyn.train.text_reading import Reading, read
 from qkdyn.train.token_campaign import keep, restore
 
 # Updates between two returns to the host: a few seconds for forty runs.
@@ -36,11 +34,7 @@ class TextCampaign:
         batch: posts of an update.
         by_length: batches of posts of similar length.
         epochs: passes over the posts.
-        how: what is measured after each epoch.
-        splits: on these posts; validation accuracy decides which epoch is best.
-        widths: bucket widths of reading.
-        share: share of tokens deleted or kept.
-        confidence: threshold of AC and ACMC.
+        measure: (settled state, epoch from 0, records so far) -> records, each (S, A or more, ...): called after each epoch.
         store: keeps checkpoints; None keeps nothing.
         request: noted signals.
         tokens: real tokens trained on by this process, all runs together.
@@ -53,11 +47,7 @@ class TextCampaign:
     batch: int
     by_length: bool
     epochs: int
-    how: Reading
-    splits: Mapping[str, Split]
-    widths: tuple[int, ...]
-    share: float
-    confidence: float
+    measure: Callable[[TextState, int, Records], Records]
     store: Store | None = None
     request: Request | None = None
     tokens: float = field(default=0.0, init=False)
@@ -77,9 +67,8 @@ class TextCampaign:
             on_chunk: hears after each chunk how many updates are made, and the records so far.
 
         Returns:
-            The state, settled, and records, each (S, A, ...): "losses" of all updates; "validation/accuracy" and so on, a value
-            for each epoch; "best/epoch", from 1, and "best/validation/dtap" and so on at the epoch of best validation accuracy,
-            the first of equals.
+            The state, settled, whose arms may be more than A, the last of them copies; and records: "losses" (S, A, updates)
+            before each update, and what `measure` makes of them.
 
         Raises:
             Interrupted: a signal was noted; the state is saved.
@@ -111,16 +100,10 @@ class TextCampaign:
             records["losses"] = np.concatenate([records["losses"], losses], 2) if records else losses
             if start + count == len(batches.width):
                 state = settle(state, idle)
-                records = self._measure(state, arms, records, epoch)
+                records = self.measure(state, epoch, records)
             on_chunk(step + count, records)
             keep(state, records, key, self.store, self.request)
         return state, records
-
-    def read(self, state: TextState, split: Split, arms: int, share: float | None = None) -> Records:
-        """Measures of every post of a split, (S, A, N, ...)."""
-        share = self.share if share is None else share
-        found = read(self.how, state, split.data, share, widths=self.widths, seeds=len(self.seeds))
-        return {name: values[:, :arms] for name, values in found.items()}
 
     def _batches(self, epoch: int) -> Batches:
         return epoch_batches(
@@ -132,25 +115,6 @@ class TextCampaign:
             widths=self.job.widths,
             by_length=self.by_length,
         )
-
-    def _measure(self, state: TextState, arms: int, records: Records, epoch: int) -> Records:
-        """The records with the measures after an epoch."""
-        records = dict(records)
-        found = {name: self.read(state, split, arms) for name, split in self.splits.items()}
-        for name, split in self.splits.items():
-            for measure, values in means(found[name], split, self.confidence, self.job.model.n_outputs).items():
-                key = f"{name}/{measure}"
-                before = records.get(key, np.zeros((*values.shape[:2], 0, *values.shape[2:]), np.float32))
-                records[key] = np.concatenate([before, values[:, :, None]], 2)
-        accuracy = records["validation/accuracy"]
-        better = accuracy.argmax(-1) == accuracy.shape[-1] - 1
-        new: Records = {"epoch": np.full(better.shape, epoch + 1)}
-        for name, split in self.splits.items():
-            new |= {f"{name}/{what}": values for what, values in distributions(found[name], split).items()}
-        for name, values in new.items():
-            old = records.get(f"best/{name}", values)
-            records[f"best/{name}"] = np.where(better.reshape(*better.shape, *(1,) * (values.ndim - 2)), values, old)
-        return records
 
 
 def _mesh() -> jax.sharding.Mesh:

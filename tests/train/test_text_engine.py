@@ -7,41 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from made_text import config_of, made_posts, runs_of
 
 from helpers import compilations
-from qkdyn.text.encoded import Encoded
 from qkdyn.train.lazy_adam import NEVER, catch_up, idle_tables, update
 from qkdyn.train.text_batches import cut, epoch_batches, readouts, room, slots_read, widen
-from qkdyn.train.text_engine import TextJob, TextRuns, advance, begin, cosine, idle_of, labels_of, settle
-from qkdyn.transformer import TransformerConfig, forward, init_transformer
+from qkdyn.train.text_engine import TextJob, advance, begin, cosine, idle_of, labels_of, settle
+from qkdyn.transformer import forward, init_transformer
 
 SEEDS, BATCH, WIDTHS = (3, 5), 4, (8, 16)
-
-
-def made_posts(config, posts=21, seed=0, query=True):
-    rng = np.random.default_rng(seed)
-    length = rng.integers(2, 13, posts)
-    content = np.arange(16) < length[:, None] - query
-    tokens = np.where(content, rng.integers(3, config.vocabulary, content.shape), 0).astype(np.int32)
-    if query:
-        tokens[np.arange(posts), length - 1] = 2
-    relevant = (content & (rng.random(content.shape) < 0.3)).astype(np.float32)
-    label = rng.integers(0, 3, posts).astype(np.int32)
-    marked = (relevant > 0).any(1)
-    return Encoded(tokens, length.astype(np.int32), label, relevant, content, marked, pad=0, n_ctx=16, cut=0, empty=0)
-
-
-def config_of(**changed):
-    return TransformerConfig(vocabulary=40, n_ctx=16, n_outputs=3, d_model=8, n_heads=2, d_head=4, d_mlp=8, **changed)
-
-
-def runs_of(*arms):
-    """Arms as (qk, embed, mlp, decay, stale) at a rate high enough to leave the start."""
-    columns = [np.array(column, np.float32) for column in zip(*arms, strict=True)]
-    ones = np.ones(len(arms), np.float32)
-    names = dict(zip(("qk", "embed", "mlp"), columns, strict=False))
-    multipliers = {"ov": ones, "head": ones, "rest": ones, **names}
-    return TextRuns(0.01 * ones, multipliers, columns[3], columns[4] > 0)
 
 
 ARMS = ((1, 1, 1, 1e-4, 0), (30, 1, 1, 0.5, 0), (1, 0, 1, 0, 0), (30, 3, 0, 1e-3, 1), (30, 3, 0, 1e-3, 0))

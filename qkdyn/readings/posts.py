@@ -145,7 +145,7 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         "heads_auprc": cores.auprc(jnp, heads, hit[:, None], posts.content[:, None]),
     }
     candidates = jnp.ones_like(posts.content) if how.slots else posts.content
-    real = candidates if how.slots else jnp.arange(T) < posts.length[:, None]
+    real = candidates if how.slots else jnp.arange(T)[None] < posts.length[:, None]
     chosen = cores.top_mask(jnp, row, candidates, posts.count)
     for name, keep in (
         ("comprehensiveness", cores.without_top(jnp, real, chosen)),
@@ -153,9 +153,7 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
     ):
         score = row if how.by_rank and name == "sufficiency" else None
         reduced = _reduced(how, params, x, posts, keep, score)
-        of = predicted[:, None]
-        drop = jnp.take_along_axis(probability, of, 1) - jnp.take_along_axis(reduced, of, 1)
-        found[name] = drop[:, 0]
+        found[name] = cores.probability_drop(jnp, probability, reduced)
     return found
 
 
@@ -164,17 +162,13 @@ def _rows(how: Reading, attention: Any, measured: Any) -> tuple[Any, Any]:
     last = attention[-1][:, :, -1]
     pick = measured[:, None, None, None]
     heads = [jnp.take_along_axis(layer, pick, 2)[:, :, 0] for layer in attention[:-1]] + [last]
-    own = jax.nn.one_hot(measured, last.shape[-1])
-    row = how.residual * last.mean(1) + (1 - how.residual) * own
-    for layer in attention[-2::-1]:
-        through = jnp.einsum("bs,bst->bt", row, layer.mean(1))
-        row = how.residual * through + (1 - how.residual) * row
+    row = cores.rollout_row(jnp, (*attention[:-1], attention[-1][:, :, -1:]), measured, how.residual)
     return row, jnp.concatenate(heads, 1)
 
 
 def _reduced(how: Reading, params: Any, x: Any, posts: Posts, keep: Any, score: Any) -> Any:
     """Class probabilities of the posts of which only what `keep` says is left, in its order or by rising `score`."""
-    slot = jnp.arange(keep.shape[1])
+    slot = jnp.arange(keep.shape[1])[None]
     order = jnp.argsort(jnp.where(keep, slot if score is None else score, jnp.inf), axis=1)
     length = keep.sum(1)
     x = jnp.take_along_axis(x, order[:, :, None], 1)

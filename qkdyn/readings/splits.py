@@ -9,13 +9,14 @@ import numpy as np
 from qkdyn.metrics import cores
 from qkdyn.metrics.attention import uniform_attention_confidence
 from qkdyn.metrics.dtap import dtap
+from qkdyn.readings.posts import Reading
 from qkdyn.text.encoded import Encoded
 from qkdyn.train.text_batches import readouts
-from qkdyn.train.text_reading import Reading
 
 # Edges of the published heat maps of HateXplain, and thresholds of the curves of AC and ACMC.
 EDGES = (0.0, 0.33, 0.66, 1.1)
 THRESHOLDS = np.linspace(0, 1, 21)
+Records = dict[str, np.ndarray]
 # Means over all posts, and over marked ones.
 _ALL = ("loss", "entropy", "top_mass", "comprehensiveness", "sufficiency")
 _MARKED = ("mass", "auprc", "token_f1", "iou_f1")
@@ -99,7 +100,7 @@ def distributions(found: Mapping[str, np.ndarray], split: Split) -> dict[str, np
     every, marked = np.ones(len(split.data), bool), split.data.marked
     mass, probability = found["mass"], found["probability"]
     runs = list(np.ndindex(mass.shape[:2]))
-    known = np.isfinite(mass).all(-1) & np.isfinite(probability).all(-1)
+    known = np.all(np.isfinite(mass) & np.isfinite(probability), axis=-1)
 
     def maps(which: np.ndarray) -> np.ndarray:
         size = len(EDGES) - 1
@@ -132,7 +133,6 @@ def floors(split: Split, how: Reading, confidence: float) -> dict[str, float]:
     mass = (relevant * allowed).sum(1) / split.attendable
     top = cores.top_count(np, content.sum(1), how.top)
     hit = (data.relevant > 0) & content
-    place = np.broadcast_to(np.arange(content.shape[1], dtype=np.float32), content.shape)
 
     def mean(values: Any, which: np.ndarray) -> float:
         return float(values[which].mean()) if which.any() else float("nan")
@@ -144,10 +144,48 @@ def floors(split: Split, how: Reading, confidence: float) -> dict[str, float]:
         "uniform_top_mass": float((np.minimum(top, content.sum(1)) / split.attendable).mean()),
         "uniform_auprc": mean(cores.chance_auprc(np, hit, content), ranked),
         "random_auprc": mean(cores.random_auprc(np, hit, content), ranked),
-        "position_auprc_first": mean(cores.auprc(np, -place, hit, content), ranked),
-        "position_auprc_last": mean(cores.auprc(np, place, hit, content), ranked),
+        "position_auprc_first": mean(cores.position_auprc(np, hit, content), ranked),
+        "position_auprc_last": mean(cores.position_auprc(np, hit, content, last=True), ranked),
         "uniform_ac_all": float(uniform_attention_confidence(relevant, allowed, confidence)),
         "uniform_ac": float(uniform_attention_confidence(relevant[marked], allowed[marked], confidence))
         if marked.any()
         else float("nan"),
     }
+
+
+def extended(
+    records: Mapping[str, np.ndarray],
+    found: Mapping[str, Mapping[str, np.ndarray]],
+    splits: Mapping[str, Split],
+    confidence: float,
+    classes: int,
+) -> Records:
+    """Records with the measures after one more epoch.
+
+    Args:
+        records: so far.
+        found: measures of every post, for each split.
+        splits: the posts; validation accuracy decides which epoch is best.
+        confidence: threshold of AC and ACMC.
+        classes: number of classes.
+
+    Returns:
+        With "validation/accuracy" and so on, (S, A, epochs, ...); "best/epoch", from 1, and "best/validation/dtap" and so on at
+        the epoch of best validation accuracy, the first of equals.
+    """
+    out = dict(records)
+    for name, split in splits.items():
+        for measure, values in means(found[name], split, confidence, classes).items():
+            key = f"{name}/{measure}"
+            before = out.get(key, np.zeros((*values.shape[:2], 0, *values.shape[2:]), np.float32))
+            out[key] = np.concatenate([before, values[:, :, None]], 2)
+    accuracy = out["validation/accuracy"]
+    epoch = accuracy.shape[-1]
+    better = accuracy.argmax(-1) == epoch - 1
+    new: Records = {"epoch": np.full(better.shape, epoch)}
+    for name, split in splits.items():
+        new |= {f"{name}/{what}": values for what, values in distributions(found[name], split).items()}
+    for name, values in new.items():
+        old = out.get(f"best/{name}", values)
+        out[f"best/{name}"] = np.where(better.reshape(*better.shape, *(1,) * (values.ndim - 2)), values, old)
+    return out

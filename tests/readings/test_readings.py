@@ -1,0 +1,176 @@
+"""What is read of every post, against the public measures and the model itself, one post and one run at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from made_text import config_of, made_posts
+from scipy.special import softmax
+
+import transformer_reference
+from qkdyn.metrics.attention import acmc, attention_confidence, attention_mass, mrta
+from qkdyn.metrics.dtap import dtap
+from qkdyn.metrics.faithfulness import top_tokens
+from qkdyn.metrics.plausibility import auprc, iou_f1, position_auprc, token_f1
+from qkdyn.metrics.rollout import head_rows, rollout_row
+from qkdyn.metrics.sharpness import attention_entropy, entropy_share
+from qkdyn.readings.posts import Reading, read
+from qkdyn.readings.splits import EDGES, THRESHOLDS, extended, floors, means, split_of
+from qkdyn.train.text_batches import readouts
+from qkdyn.train.text_engine import TextState
+from qkdyn.transformer import init_transformer
+
+S, A, SHARE = 2, 2, 0.3
+PUBLISHED = {"readout": "first_pad", "mask_padding": False}
+
+
+def state_of(config):
+    """Two seeds of two arms with weights large enough for attention to be far from uniform."""
+    keys = jax.random.split(jax.random.key(0), S * A)
+    runs = [jax.tree.map(lambda leaf: 20 * leaf, init_transformer(key, config)) for key in keys]
+    whole = jax.tree.map(lambda *leaves: jnp.stack(leaves).reshape(S, A, *leaves[0].shape), *runs)
+    table = whole["embed"].pop("W_E").swapaxes(1, 2).reshape(S * config.vocabulary, A, config.d_model)
+    return TextState(whole, (), table, (), (), (), (), ()), [runs[A * s : A * s + A] for s in range(S)]
+
+
+def one_post(how, params, data, i, readout):
+    """Class probabilities and attention of one post."""
+    measured = how.model.n_ctx - 1 if how.last_slot else readout
+    width = data.n_ctx if how.last_slot else max(int(data.length[i]), readout + 1)
+    tokens = np.pad(data.tokens[i], (0, max(0, width - data.tokens.shape[1])))[:width]
+    logits, maps = transformer_reference.post(params, how.model, tokens, int(data.length[i]))
+    maps[-1] = maps[-1][:, [measured]]
+    return softmax(logits[readout]), maps, measured
+
+
+def reduced(how, params, tokens, pad, query):
+    """Class probabilities of a list of tokens, as the model reads it."""
+    if how.model.readout == "first_pad":
+        readout = tokens.index(pad) if pad in tokens else 0
+        length = len(tokens)
+    else:
+        readout, length = len(tokens) - 1, len(tokens)
+    return softmax(transformer_reference.post(params, how.model, tokens, length)[0][readout])
+
+
+@pytest.mark.parametrize(
+    ("changed", "how", "query"),
+    [
+        ({}, {}, True),
+        (PUBLISHED, {"last_slot": True, "slots": True, "by_rank": True}, False),
+        ({"n_layers": 2}, {"residual": 0.5}, True),
+    ],
+)
+def test_readings_are_those_of_one_post_and_one_run_at_a_time(changed, how, query):
+    config = config_of(**changed)
+    how = Reading(config, **how)
+    data = made_posts(config, posts=9, query=query)
+    state, runs = state_of(config)
+    runs = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), runs)
+    found = read(how, state, data, SHARE, widths=(16,) if how.last_slot else (8, 16), seeds=S)
+    where = readouts(data, config)
+    for s, a, i in [(0, 0, 0), (0, 1, 3), (1, 0, 5), (1, 1, 8), (0, 0, 7)]:
+        at = (s, a, i)
+        probability, maps, measured = one_post(how, runs[s][a], data, i, int(where[i]))
+        row = rollout_row(maps, measured, how.residual)
+        width = len(row)
+        relevant, content = (np.zeros(max(width, 16), x.dtype) for x in (data.relevant, data.content))
+        relevant[: data.tokens.shape[1]], content[: data.tokens.shape[1]] = data.relevant[i], data.content[i]
+        relevant, content = relevant[:width], content[:width]
+        assert found["predicted"][at] == probability.argmax()
+        close = lambda name, value: np.testing.assert_allclose(found[name][at], value, atol=2e-5, err_msg=name)  # noqa: E731, B023
+        close("probability", probability[data.label[i]])
+        close("loss", -np.log(probability[data.label[i]]))
+        close("mass", attention_mass(row, relevant))
+        close("entropy", attention_entropy(row))
+        top = top_tokens(row[None], content[None], how.top)[0]
+        close("top_mass", row[top].sum())
+        close("token_f1", token_f1(top, relevant > 0))
+        close("iou_f1", iou_f1(top, relevant > 0))
+        if (relevant > 0).any():
+            close("auprc", auprc(row, relevant > 0, content))
+        heads = head_rows(maps, measured)
+        close("heads_mass", [attention_mass(head, relevant) for head in heads.reshape(-1, width)])
+        close("heads_entropy", [attention_entropy(head) for head in heads.reshape(-1, width)])
+        # Tokens are deleted from a list, and what is left is read as a post of its own.
+        candidates = np.ones(data.n_ctx, bool) if how.slots else content
+        chosen = top_tokens(row[None], candidates[None], SHARE)[0]
+        real = data.n_ctx if how.slots else int(data.length[i])
+        tokens = data.tokens[i]
+        without = [int(tokens[t]) for t in range(real) if not chosen[t]]
+        kept = [t for t in range(real) if chosen[t] or not candidates[t]]
+        if how.by_rank:
+            kept = sorted(kept, key=lambda t: row[t])
+        only = [int(tokens[t]) for t in kept]
+        best = probability.argmax()
+        for name, words in (("comprehensiveness", without), ("sufficiency", only)):
+            close(name, probability[best] - reduced(how, runs[s][a], words, data.pad, query)[best])
+
+
+def test_measures_of_a_split_are_the_public_ones():
+    config = config_of()
+    how = Reading(config)
+    data = made_posts(config, posts=12)
+    split = split_of(data, how)
+    state, _ = state_of(config)
+    found = read(how, state, data, SHARE, widths=(16,), seeds=S)
+    out = means(found, split, 0.33, 3)
+    marked = data.marked
+    mass, probability = found["mass"], found["probability"]
+    np.testing.assert_allclose(out["mrta_all"], mrta(mass), rtol=1e-5)
+    np.testing.assert_allclose(out["mrta"], mrta(mass[..., marked]), rtol=1e-5)
+    np.testing.assert_allclose(out["ac"], attention_confidence(mass[..., marked], 0.33), rtol=1e-5)
+    np.testing.assert_allclose(out["acmc_all"], acmc(mass, probability, 0.33, 0.33), rtol=1e-5)
+    np.testing.assert_allclose(out["accuracy"], (found["predicted"] == data.label).mean(-1))
+    np.testing.assert_allclose(out["auprc"], found["auprc"][..., split.ranked].mean(-1), rtol=1e-5)
+    assert split.ranked.sum() < marked.sum() < len(data)
+    records = extended({}, {"validation": found, "test": found}, {"validation": split, "test": split}, 0.33, 3)
+    np.testing.assert_allclose(
+        records["best/validation/dtap"][1, 0], dtap(mass[1, 0][marked], probability[1, 0][marked], EDGES)
+    )
+    curve = [attention_confidence(mass[0, 1][marked], level) for level in THRESHOLDS]
+    np.testing.assert_allclose(records["best/test/ac_curve"][0, 1], curve, rtol=1e-5)
+    known = floors(split, how, 0.33)
+    allowed = np.arange(16) < data.length[:, None]
+    uniform = allowed / allowed.sum(1, keepdims=True)
+    np.testing.assert_allclose(known["uniform_mrta"], mrta(attention_mass(uniform, data.relevant)[marked]), rtol=1e-5)
+    np.testing.assert_allclose(known["uniform_entropy"], attention_entropy(uniform).mean(), rtol=1e-5)
+    np.testing.assert_allclose(entropy_share(uniform, allowed), 1, rtol=1e-6)
+    hits = (data.relevant > 0)[split.ranked]
+    first = position_auprc(hits, data.content[split.ranked])
+    np.testing.assert_allclose(known["position_auprc_first"], first.mean(), rtol=1e-5)
+
+
+def test_the_best_epoch_is_the_first_of_the_highest_validation_accuracy():
+    config = config_of()
+    how = Reading(config)
+    data = made_posts(config, posts=12)
+    split = split_of(data, how)
+    state, _ = state_of(config)
+    found = read(how, state, data, SHARE, widths=(16,), seeds=S)
+    records = {}
+    for epoch, wrong in enumerate((6, 2, 2, 4)):
+        predicted = np.where(np.arange(12) < wrong, (data.label + 1) % 3, data.label)
+        now = {
+            **found,
+            "predicted": np.broadcast_to(predicted, found["mass"].shape),
+            "mass": np.full_like(found["mass"], epoch / 10),
+        }
+        records = extended(records, {"validation": now, "test": now}, {"validation": split, "test": split}, 0.33, 3)
+    assert (records["best/epoch"] == 2).all()
+    assert records["validation/accuracy"].shape == (S, A, 4)
+    np.testing.assert_allclose(records["best/test/ac_curve"][0, 0], 100.0 * (THRESHOLDS.astype(np.float32) <= 0.1))
+
+
+def test_a_run_that_is_not_finite_has_no_heat_map_and_the_others_do():
+    config = config_of()
+    how = Reading(config)
+    data = made_posts(config, posts=12)
+    split = split_of(data, how)
+    state, _ = state_of(config)
+    state.params["head"]["W_U"] = state.params["head"]["W_U"].at[0, 0].set(jnp.nan)
+    found = read(how, state, data, SHARE, widths=(16,), seeds=S)
+    records = extended({}, {"validation": found}, {"validation": split}, 0.33, 3)
+    assert np.isnan(records["best/validation/dtap"][0, 0]).all()
+    assert np.isnan(records["validation/loss"][0, 0]).all()
+    np.testing.assert_allclose(records["best/validation/dtap"][1].sum((-2, -1)), 100)
