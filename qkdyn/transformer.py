@@ -94,7 +94,8 @@ def forward(
     """
     check_shapes(params, config, tokens, length, embedded, queries, every)
     check_values(config, tokens, length, queries)
-    params, tokens, length = jax.tree.map(jnp.asarray, (params, tokens, length))
+    params = jax.tree.map(jnp.asarray, params)
+    tokens, length = jnp.asarray(tokens), jnp.asarray(length)
     T = tokens.shape[1]
     if queries is None and not every:
         queries = readout_positions(length, config, T)[:, None]
