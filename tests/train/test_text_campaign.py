@@ -1,0 +1,93 @@
+"""Runs on text brought to their end: killed and resumed to the bit, measured after every epoch, another start refused."""
+
+import jax
+import numpy as np
+import pytest
+from made_text import config_of, made_posts, runs_of
+
+from qkdyn.errors import CheckpointError, Interrupted
+from qkdyn.train import text_campaign
+from qkdyn.train.interrupt import Request
+from qkdyn.train.store import open_store
+from qkdyn.train.text_campaign import TextCampaign
+from qkdyn.train.text_engine import TextJob
+
+SEEDS, WIDTHS = (3, 5), (8, 16)
+ARMS = ((1, 1, 1, 1e-4, 0), (30, 3, 0, 1e-3, 1))
+
+
+def asked():
+    request = Request()
+    request.name = "SIGTERM"
+    return request
+
+
+class Killed(Exception):
+    """What ends a process in the middle."""
+
+
+def campaign(store=None, request=None, arms=ARMS):
+    config = config_of()
+    data = made_posts(config)
+    job = TextJob(config, steps=3 * 6, warmup=2, widths=WIDTHS, stale=True)
+    seen = []
+
+    def measure(state, epoch, records):
+        seen.append((epoch, int(state.step)))
+        norm = np.asarray(jax.numpy.square(state.table).sum(-1)).reshape(len(SEEDS), -1, state.table.shape[1]).sum(1)
+        before = records.get("norm", np.zeros((*norm.shape, 0), np.float32))
+        return {**records, "norm": np.concatenate([before, norm[..., None]], -1)}
+
+    return TextCampaign(job, SEEDS, data, 4, True, 3, measure, store, request), runs_of(*arms), seen
+
+
+@pytest.fixture
+def short_chunks(monkeypatch):
+    monkeypatch.setattr(text_campaign, "CHUNK_STEPS", 4)
+
+
+def test_a_run_killed_at_any_chunk_goes_on_to_the_same_bits(tmp_path, short_chunks):
+    whole, runs, seen = campaign()
+    state, records = whole.finish(runs, "key")
+    assert seen == [(0, 6), (1, 12), (2, 18)]
+    assert records["losses"].shape == (2, 2, 18) and records["norm"].shape == (2, 2, 3)
+    assert whole.tokens == 3 * 2 * len(SEEDS) * made_posts(config_of()).length.sum()
+    for kill in (1, 2, 5):
+        store = open_store(tmp_path / str(kill), {"it": "same"}, every=0.0)
+        heard = []
+
+        def die(step, records, heard=heard, kill=kill):
+            heard.append(step)
+            if len(heard) > kill:
+                raise Killed
+
+        first, _, _ = campaign(store)
+        with pytest.raises(Killed):
+            first.finish(runs, "key", die)
+        again, _, _ = campaign(open_store(tmp_path / str(kill), {"it": "same"}, every=0.0))
+        resumed, found = again.finish(runs, "key")
+        assert {name: values.tobytes() for name, values in found.items()} == {
+            name: values.tobytes() for name, values in records.items()
+        }
+        assert all(map(np.array_equal, jax.tree.leaves(resumed), jax.tree.leaves(state)))
+
+
+def test_a_signal_saves_and_ends(tmp_path, short_chunks):
+    store = open_store(tmp_path / "s", {"it": "same"}, every=1e9)
+    stopped, runs, _ = campaign(store, asked())
+    with pytest.raises(Interrupted, match="SIGTERM: saved"):
+        stopped.finish(runs, "key")
+    again, _, seen = campaign(store)
+    heard = []
+    again.finish(runs, "key", lambda step, records: heard.append(step))
+    assert heard[0] == 6 and len(seen) == 3
+
+
+def test_a_checkpoint_of_other_arms_is_refused(tmp_path, short_chunks):
+    store = open_store(tmp_path / "s", {"it": "same"}, every=0.0)
+    stopped, runs, _ = campaign(store, asked())
+    with pytest.raises(Interrupted):
+        stopped.finish(runs, "key")
+    more, runs, _ = campaign(store, arms=(*ARMS, ARMS[0]))
+    with pytest.raises(CheckpointError):
+        more.finish(runs, "key")
