@@ -22,6 +22,7 @@ from benchmarks.measure import Bench, Row
 from benchmarks.memory import memory
 from benchmarks.omega import omega
 from benchmarks.startup import startup
+from benchmarks.text import text
 from benchmarks.theory import theory
 from benchmarks.throughput import throughput
 from benchmarks.tokens import tokens
@@ -44,6 +45,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "theory": theory,
     "omega": omega,
     "tokens": tokens,
+    "text": text,
 }
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import checkpoints, devices, memory, record, startup, throughput, tokens
+from benchmarks import checkpoints, devices, memory, record, startup, text, text_posts, throughput, tokens
 from benchmarks.job import runs_of
 from benchmarks.measure import Bench, Finished, Row, interleaved, rows, run_process, seconds_of
 from benchmarks.throughput import COUNTS, count_in, name_of
 from experiments import sweep
+from experiments.text.train import TextData
 from qkdyn import results
 from qkdyn.config import main_guard, parse
 from qkdyn.errors import InputError, OutputError
@@ -93,8 +94,13 @@ def test_measured_runs_are_different_and_of_the_grid():
     assert set(zip(runs.r.tolist(), runs.seed.tolist(), runs.sampled.tolist(), strict=True)) == reference
 
 
+def few_posts(n_ctx):
+    splits = (text_posts.made_posts(np.random.default_rng(0), size, n_ctx, 100) for size in (40, 9, 9))
+    return TextData(*splits, 100, (), {})
+
+
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("part", ["throughput", "startup", "checkpoints", "devices", "memory", "tokens"])
+@pytest.mark.parametrize("part", ["throughput", "startup", "checkpoints", "devices", "memory", "tokens", "text"])
 def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, quick, tmp_path, monkeypatch):
     """All that computes is replaced: what is left is what is asked for, in which order, and what becomes of the answers."""
     numbers, told, folders = itertools.count(1), [], []
@@ -121,13 +127,22 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
     for name in ("loop", "vmapped"):
         monkeypatch.setattr(tokens, name, lambda *what: lambda steps: float(next(numbers)))
     with_torch = SimpleNamespace(find_spec=lambda name: quick or None)
-    monkeypatch.setattr(tokens, "importlib", SimpleNamespace(util=with_torch))
+    for module in (tokens, text):
+        monkeypatch.setattr(module, "importlib", SimpleNamespace(util=with_torch))
+    monkeypatch.setattr(text, "posts_of", lambda recipe: ("few posts", few_posts(recipe.n_ctx)))
+    training = SimpleNamespace(train=lambda: None, rate=lambda: float(next(numbers)))
+    monkeypatch.setattr(text, "start", lambda *what, **how: training)
+    one = {"1 thread": lambda: float(next(numbers))}
+    monkeypatch.setattr(
+        text, "_torch_training", lambda *what: {f"{kind}, {n}": one[n] for kind in text.KINDS for n in one}
+    )
+    monkeypatch.setattr(text, "_reading", lambda ours, *what: dict.fromkeys((ours, text.ONE_BY_ONE), one["1 thread"]))
 
     found = bench.PARTS[part](Bench(quick, tmp_path, tmp_path / "cache", lambda share, status: told.append(share)))
     names = [row.name for row in found]
     assert part != "throughput" or len(names) == (4 if quick else 14)
     assert len(set(names)) == len(names) >= 2 and {row.part for row in found} == {part}
-    assert part != "tokens" or any("PyTorch" in name for name in names) == quick
+    assert part not in ("tokens", "text") or any("PyTorch" in name for name in names) == quick
     assert all(math.isfinite(row.value) and math.isfinite(row.ratio) for row in found)
     assert {row.baseline for row in found} <= {*names, "interval of 10 s"}
     assert told == sorted(told) and told[0] >= 0 and told[-1] < 1
