@@ -23,26 +23,25 @@ def measured(start, whole=False):
         "position_auprc_first": 0.3,
         "position_auprc_last": 0.28,
     }
-    found["heads"] = [{"mrta": start, "entropy": start + h, "auprc": start / (1 + h)} for h in range(4)]
+    found["heads"] = [
+        {"mrta": start, "entropy": start + h, "auprc": start / (1 + h), "bins": [0.5, 0.25, 0.25]} for h in range(4)
+    ]
     if whole:
         grid = np.array([[20.0, 5, 15], [5, 3, 2], [30, 15, 5]])
         found |= {"dtap_all": grid.tolist(), "dtap": (grid[::-1]).tolist()}
         found |= {"ac_curve": np.linspace(100, 0, 21).tolist(), "acmc_curve": np.linspace(50, 0, 21).tolist()}
+        found |= {f"{name}_curve": [start / k for k in range(1, 6)] for name in ("comprehensiveness", "sufficiency")}
     return found
 
 
 def made_run(seed, epochs, start, rate):
     """Training loss falls by `rate` an epoch from 1; quantities rise by a tenth of it."""
     level = start + 0.001 * (seed % 10)
-    lines = [
-        {
-            "epoch": e,
-            "training_loss": math.exp(-rate * e),
-            "validation": measured(level + 0.1 * rate * e),
-            "test": measured(level + 0.1 * rate * e + 0.02),
-        }
-        for e in range(1, epochs + 1)
-    ]
+    steps = range(1, epochs + 1)
+    lines = {"training_loss": [math.exp(-rate * e) for e in steps]}
+    for split, more in (("validation", 0.0), ("test", 0.02)):
+        each = [measured(level + 0.1 * rate * e + more) for e in steps]
+        lines[split] = {name: [one[name] for one in each] for name in each[0] if name != "heads"}
     end = {
         split: measured(level + 0.1 * rate * epochs + i * 0.02, True)
         for i, split in enumerate(("validation", "test", "train"))
@@ -59,6 +58,7 @@ def made_record(recipe, arm):
     return {
         "data": {"train": 6, "validation": 3, "test": 3, "sha256": SHA, "vocabulary": 9, "cut": 0},
         "thresholds": np.linspace(0, 1, 21).tolist(),
+        "shares": [0.01, 0.05, 0.1, 0.2, 0.5],
         "tokens_per_second": 1e5,
         "runs": runs,
     }

@@ -224,17 +224,10 @@ def test_missing_data_name_every_place_that_was_looked_at(tmp_path, capsys, monk
 
 
 def test_levels_are_read_in_the_logarithm_of_the_loss():
-    lines = [
-        {
-            "epoch": e + 1,
-            "training_loss": loss,
-            "test": {"mrta": float(e), "heads": [{"entropy": 1.0 + e}, {"entropy": 3.0}]},
-        }
-        for e, loss in enumerate((1.0, 0.25, 0.3, 0.0625))
-    ]
+    lines = {"training_loss": [1.0, 0.25, 0.3, 0.0625], "test": {"mrta": [0.0, 1.0, 2.0, 3.0]}}
     own = {"seed": 1, "diverged_at": None, "epochs": lines}
     assert readings.at_level(own, "test", "mrta", 0.5) == pytest.approx(0.5)
-    assert readings.at_level(own, "test", "sharpest_head", 0.5) == pytest.approx(1.5)
+    assert np.isnan(readings.at_level(own, "test", "sharpest_head", 0.5))
     # At the first crossing, though the loss rises above the level once more.
     assert readings.at_level(own, "test", "mrta", 0.26) == pytest.approx(1 - np.log(0.26 / 0.25) / np.log(4))
     assert np.isnan(readings.at_level(own, "test", "mrta", 0.01)) and np.isnan(
@@ -247,7 +240,7 @@ def test_the_matched_level_is_reached_by_every_run_that_did_not_diverge(controll
     two = copy.deepcopy(records[:1] + records[8:9])
     # exp(-0.1 e) and exp(-0.12 e), ten epochs.
     assert readings.matched_level(two) == pytest.approx(np.exp(-1.0))
-    two[0]["runs"][0]["epochs"][-1]["training_loss"] = None
+    two[0]["runs"][0]["epochs"]["training_loss"][-1] = None
     assert readings.matched_level(two) == pytest.approx(np.exp(-0.9))
     two[0]["runs"][0] |= {"diverged_at": 5}
     assert readings.matched_level(two) == pytest.approx(np.exp(-1.0))
@@ -361,8 +354,10 @@ def test_published_numbers_agree_with_each_other_and_stand_beside_ours():
     ].iloc[0]
     assert row["ours"] == pytest.approx(0.2 + 0.002 + 0.1 * 0.1 * 10) and not row["intervals_overlap"]
     assert row["printed"] == pytest.approx(np.mean([0.6009, 0.6061, 0.6145, 0.6098, 0.5952]))
-    unmeasured = frame.loc[frame["quantity"] == "comprehensiveness_20"].iloc[0]
-    assert np.isnan(unmeasured["ours"]) and unmeasured["intervals_overlap"] is None
+    at_20 = frame.loc[frame["quantity"] == "comprehensiveness_20"].iloc[0]
+    own = [run["end"]["validation"]["comprehensiveness_curve"][3] for run in records[0]["runs"]]
+    assert at_20["ours"] == pytest.approx(np.mean(own))
+    assert np.isclose(frame.loc[frame["quantity"] == "head_0_low", "ours"], 0.5).all()
     records[0]["runs"] = [copy.deepcopy(records[0]["runs"][0]) for _ in range(5)]
     for own, value in zip(records[0]["runs"], (0.56, 0.561, 0.559, 0.558, 0.562), strict=True):
         own["end"]["validation"]["accuracy"] = value
@@ -412,8 +407,10 @@ def test_figures_show_diverged_runs_and_single_seeds(controlled, frames, tmp_pat
     broken = next(record for record in records if record["arm"]["name"] == "all30")
     for own in broken["runs"]:
         own["diverged_at"] = 2
-        gone = {"test": {"heads": []}, "validation": {"heads": []}}
-        own["epochs"] = [line | gone | {"training_loss": None} for line in own["epochs"]]
+        gone = [None] * len(own["epochs"]["training_loss"])
+        own["epochs"] = {"training_loss": gone} | {
+            split: dict.fromkeys(own["epochs"][split], gone) for split in ("validation", "test")
+        }
         for split in own["end"].values():
             split |= dict.fromkeys(split) | {"heads": [], "dtap": [[None] * 3] * 3, "dtap_all": [[None] * 3] * 3}
             split |= {"ac_curve": [None] * 21, "acmc_curve": [None] * 21}

@@ -111,14 +111,18 @@ def values(record: Record, reading: str, split: str, name: str, level: float = n
 
 
 def curve(record: Record, split: str, name: str) -> np.ndarray:
-    """A quantity (or training_loss) after each epoch, (seeds, epochs); NaN where a run had diverged."""
-    epochs = record["arm"]["epochs"]
-    found = np.full((len(record["runs"]), epochs), np.nan)
-    for row, run in zip(found, record["runs"], strict=True):
-        for line in run["epochs"]:
-            own = line.get(name) if name == "training_loss" else number(line.get(split), name)
-            row[line["epoch"] - 1] = _known(own)
-    return found
+    """A quantity (or training_loss) after each epoch, (seeds, epochs); NaN where a run had diverged.
+
+    Heads are measured at the end and at the best epoch alone: NaN for what is read over them.
+    """
+    return np.stack([_epochs(run, split, name, record["arm"]["epochs"]) for run in record["runs"]])
+
+
+def _epochs(run: Mapping[str, Any], split: str, name: str, count: int) -> np.ndarray:
+    """A quantity of a run after each of `count` epochs."""
+    columns = run["epochs"] if name == "training_loss" else run["epochs"].get(split, {})
+    found = np.array(columns.get(name, [None] * count), dtype=object).astype(float)
+    return np.append(found, np.full(count - len(found), np.nan))
 
 
 def matched_level(records: Sequence[Record]) -> float:
@@ -140,8 +144,8 @@ def at_level(run: Mapping[str, Any], split: str, name: str, level: float) -> flo
 
     NaN where the loss never does, or did so within the first epoch: what came before it was not measured.
     """
-    loss = np.array([_known(line["training_loss"]) for line in run["epochs"]])
-    found = [number(line[split], name) for line in run["epochs"]]
+    count = len(run["epochs"]["training_loss"])
+    loss, found = _epochs(run, split, "training_loss", count), _epochs(run, split, name, count)
     crossed = np.flatnonzero((loss[1:] <= level) & (loss[:-1] > level))
     if not crossed.size:
         return np.nan

@@ -134,8 +134,8 @@ def costs_frame(records: Sequence[Record]) -> pd.DataFrame:
 
 def _last(run: dict[str, Any]) -> float:
     """Training loss of the last epoch."""
-    value = run["epochs"][-1]["training_loss"] if run["epochs"] else None
-    return np.nan if value is None else float(value)
+    losses = run["epochs"]["training_loss"]
+    return np.nan if not losses or losses[-1] is None else float(losses[-1])
 
 
 def show(records: Sequence[Record], protocol: Protocol) -> None:

@@ -173,7 +173,9 @@ class Reader:
                 one if one is not None else self.posts(state, split, share)
                 for one, share in zip(each, SHARES, strict=True)
             ]
-            out |= {f"aopc_{name}": np.mean([one[name].mean(-1) for one in each], 0) for name in FAITHFUL}
+            for name in FAITHFUL:
+                by_share = np.stack([one[name].mean(-1) for one in each], -1)
+                out |= {f"{name}_curve": by_share, f"aopc_{name}": by_share.mean(-1)}
         return out
 
     def floors(self, split: Split) -> dict[str, float]:
@@ -261,6 +263,7 @@ def _written(
         },
         "notes": list(data.notes),
         "thresholds": THRESHOLDS.tolist(),
+        "shares": list(SHARES),
         "tokens_per_second": round(campaign.tokens / campaign.seconds) if campaign.seconds else None,
     }
     return {
@@ -286,23 +289,22 @@ def _run(
     bad = ~np.isfinite(losses) | ~np.isfinite(own["validation/loss"])
     best = int(own["best/epoch"])
 
-    def measured(split: str, epoch: int) -> dict[str, Any]:
+    def after(split: str) -> dict[str, Any]:
         prefix = f"{split}/"
-        return {name.removeprefix(prefix): v[epoch] for name, v in own.items() if name.startswith(prefix)}
+        return {name.removeprefix(prefix): v for name, v in own.items() if name.startswith(prefix)}
 
     def distribution(split: str) -> dict[str, Any]:
         prefix = f"best/{split}/"
         return {name.removeprefix(prefix): v for name, v in own.items() if name.startswith(prefix)}
 
-    trace = [
-        {"epoch": e + 1, "training_loss": losses[e], **{split: _nested(measured(split, e)) for split in SPLITS}}
-        for e in range(epochs)
-    ]
     return _plain(
         {
             "seed": seed,
             "diverged_at": int(np.argmax(bad)) + 1 if bad.any() else None,
-            "epochs": trace,
+            "epochs": {
+                "training_loss": losses,
+                **{split: {n: v for n, v in after(split).items() if not n.startswith("heads_")} for split in SPLITS},
+            },
             "end": {
                 split: {**_nested({name: v[at] for name, v in values.items()}), **known[split]}
                 for split, values in end.items()
@@ -310,7 +312,10 @@ def _run(
             "best": {
                 "epoch": best,
                 **{
-                    split: {**_nested(measured(split, best - 1)), **distribution(split), **known[split]}
+                    split: {
+                        **_nested({name: v[best - 1] for name, v in after(split).items()} | distribution(split)),
+                        **known[split],
+                    }
                     for split in SPLITS
                 },
             },

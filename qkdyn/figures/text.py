@@ -310,8 +310,8 @@ def _epochs(record: Record, split: str, name: str) -> np.ndarray:
     """A quantity after each epoch, (seeds, epochs); NaN where it is not known."""
     found = np.full((len(record["runs"]), record["arm"]["epochs"]), np.nan)
     for row, run in zip(found, record["runs"], strict=True):
-        for line in run["epochs"]:
-            row[line["epoch"] - 1] = _array([(line.get(split) or {}).get(name)])[0]
+        known = _array(run["epochs"].get(split, {}).get(name, []))
+        row[: len(known)] = known
     return found
 
 

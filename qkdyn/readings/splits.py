@@ -96,7 +96,10 @@ def _over(values: np.ndarray, which: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def distributions(found: Mapping[str, np.ndarray], split: Split) -> dict[str, np.ndarray]:
-    """DTAP of all and of the marked posts, (S, A, 3, 3), percent; AC and ACMC of the marked over the thresholds, (S, A, 21)."""
+    """DTAP of all and of the marked posts, (S, A, 3, 3), percent; AC and ACMC of the marked over the thresholds, (S, A, 21).
+
+    And of each head the shares of all posts in the bins of attention, (S, A, heads, 3).
+    """
     every, marked = np.ones(len(split.data), bool), split.data.marked
     mass, probability = found["mass"], found["probability"]
     runs = list(np.ndindex(mass.shape[:2]))
@@ -115,7 +118,10 @@ def distributions(found: Mapping[str, np.ndarray], split: Split) -> dict[str, np
     reached = mass[..., marked, None] >= levels
     both = reached & (probability[..., marked, None] >= levels)
     curve = lambda hits: 100 * hits.mean(2) if marked.any() else np.full((*mass.shape[:2], len(levels)), np.nan)  # noqa: E731
-    return {"dtap_all": maps(every), "dtap": maps(marked), "ac_curve": curve(reached), "acmc_curve": curve(both)}
+    bins = np.searchsorted(np.asarray(EDGES[1:-1], np.float32), found["heads_mass"], side="right")
+    heads = np.stack([(bins == k).mean(2) for k in range(len(EDGES) - 1)], -1)
+    curves = {"ac_curve": curve(reached), "acmc_curve": curve(both)}
+    return {"dtap_all": maps(every), "dtap": maps(marked), **curves, "heads_bins": heads}
 
 
 def floors(split: Split, how: Reading, confidence: float) -> dict[str, float]:

@@ -15,7 +15,7 @@ from qkdyn.metrics.plausibility import auprc, iou_f1, position_auprc, token_f1
 from qkdyn.metrics.rollout import head_rows, rollout_row
 from qkdyn.metrics.sharpness import attention_entropy, entropy_share
 from qkdyn.readings.posts import Reading, read
-from qkdyn.readings.splits import EDGES, THRESHOLDS, extended, floors, means, split_of
+from qkdyn.readings.splits import EDGES, THRESHOLDS, distributions, extended, floors, means, split_of
 from qkdyn.train.text_batches import readouts
 from qkdyn.train.text_engine import TextState
 from qkdyn.transformer import init_transformer
@@ -174,3 +174,15 @@ def test_a_run_that_is_not_finite_has_no_heat_map_and_the_others_do():
     assert np.isnan(records["best/validation/dtap"][0, 0]).all()
     assert np.isnan(records["validation/loss"][0, 0]).all()
     np.testing.assert_allclose(records["best/validation/dtap"][1].sum((-2, -1)), 100)
+
+
+def test_heads_are_counted_in_the_bins_of_their_own_attention():
+    config = config_of()
+    how = Reading(config)
+    data = made_posts(config, posts=12)
+    state, _ = state_of(config)
+    found = read(how, state, data, SHARE, widths=(16,), seeds=S)
+    bins = distributions(found, split_of(data, how))["heads_bins"]
+    for s, a, h in np.ndindex(*bins.shape[:3]):
+        expected = np.histogram(found["heads_mass"][s, a, :, h], np.asarray(EDGES, np.float32))[0] / 12
+        np.testing.assert_allclose(bins[s, a, h], expected)
