@@ -73,7 +73,10 @@ def test_pytorch_trains_and_reads_alike_one_run_at_a_time(tiny, monkeypatch):
     rates |= text._reading("ours", training, tiny.reader, tiny.posts, bench)
     assert {name.rsplit(", ", 1)[0] for name in rates} == {*text.KINDS, text.ONE_BY_ONE, "ours"}
     assert all(measured() > 0 for measured in rates.values())
-    assert "losses are within" in told[1] and "faithfulness of the 100%" in told[-1]
+    assert "losses are within" in told[1] and "readings of the 100%" in told[-1]
+    monkeypatch.setattr(text, "CLEAR", np.inf)
+    with pytest.raises(OutputError, match="readings of the 0% of posts without ties are inf"):
+        text._reading("ours", training, tiny.reader, tiny.posts, bench)
 
 
 @pytest.mark.parametrize("difference", [2e-4, np.nan])
