@@ -12,9 +12,9 @@ import numpy as np
 
 from qkdyn.text.encoded import Encoded
 from qkdyn.train import text_engine
+from qkdyn.train.devices import arms_mesh, filled_up, spread
 from qkdyn.train.lazy_adam import Idle, update
 from qkdyn.train.text_batches import Batches, epoch_batches
-from qkdyn.train.text_campaign import _mesh, _padded, _spread
 from qkdyn.train.text_engine import TextJob, TextRuns, TextState, begin, idle_of, settle
 from qkdyn.transformer import Output, forward
 
@@ -95,13 +95,13 @@ def start(
     scale: float = 1.0,
 ) -> Training:
     """Runs before their first update, weights times `scale`, their arms spread over the devices as in the experiment."""
-    mesh, arms = _mesh(), len(runs.decay)
-    runs = _padded(runs, mesh.size)
-    idle = _spread(mesh, jax.tree.map(jnp.asarray, idle_of(job, runs)), -1)
+    mesh, arms = arms_mesh(), len(runs.decay)
+    runs = filled_up(runs, mesh.size)
+    idle = spread(mesh, jax.tree.map(jnp.asarray, idle_of(job, runs)), -1)
     state = begin(job, seeds, len(runs.decay))
     params, table = jax.tree.map(lambda leaf: scale * leaf, (state.params, state.table))
-    state = _spread(mesh, state._replace(params=params, table=table), 1)
-    runs = _spread(mesh, jax.tree.map(jnp.asarray, runs), 0)
+    state = spread(mesh, state._replace(params=params, table=table), 1)
+    runs = spread(mesh, jax.tree.map(jnp.asarray, runs), 0)
     return Training(job, seeds, arms, posts, batch, runs, idle, state, advance)
 
 

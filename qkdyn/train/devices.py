@@ -5,8 +5,10 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
+import numpy as np
 
 from qkdyn.errors import InputError, PeerError, check_count, reject
 from qkdyn.train.meeting import meet
@@ -138,3 +140,36 @@ def use_compilation_cache() -> None:
     if jax.config.values.get("jax_compilation_cache_dir") is None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(home / "qkdyn" / "jax"))
+
+
+def arms_mesh() -> jax.sharding.Mesh:
+    """One axis over the devices of this process, for arms to be spread over."""
+    return jax.make_mesh((jax.local_device_count(),), ("arms",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def spread(mesh: jax.sharding.Mesh, tree: Any, axis: int) -> Any:
+    """Leaves of more axes than `axis` spread over the devices along it, others copied to all of them.
+
+    Args:
+        mesh: see `arms_mesh`.
+        tree: arrays whose `axis`, if they have it, is a multiple of the number of devices.
+        axis: of the arms; -1 for the last.
+    """
+
+    def put(leaf: Any) -> Any:
+        spec = [None] * leaf.ndim
+        if leaf.ndim > max(axis, 0):
+            spec[axis] = "arms"
+        return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))
+
+    return jax.tree.map(put, tree)
+
+
+def filled_up(tree: Any, devices: int) -> Any:
+    """As many rows of every leaf as the devices share evenly: the last one is repeated."""
+
+    def more(leaf: Any) -> np.ndarray:
+        rows = np.asarray(leaf)
+        return np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % devices, axis=0)])
+
+    return jax.tree.map(more, tree)

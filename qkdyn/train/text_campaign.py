@@ -3,15 +3,14 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from qkdyn.errors import check_count
 from qkdyn.text.encoded import Encoded
+from qkdyn.train.devices import arms_mesh, filled_up, spread
 from qkdyn.train.interrupt import Request
 from qkdyn.train.store import Store
 from qkdyn.train.text_batches import Batches, cut, epoch_batches, room, widen
@@ -73,15 +72,15 @@ class TextCampaign:
         Raises:
             Interrupted: a signal was noted; the state is saved.
         """
-        arms, mesh = len(runs.decay), _mesh()
-        padded = _padded(runs, mesh.size)
-        idle = _spread(mesh, jax.tree.map(jnp.asarray, idle_of(self.job, padded)), -1)
-        padded = _spread(mesh, jax.tree.map(jnp.asarray, padded), 0)
-        state = begin(self.job, self.seeds, len(padded.decay))
+        arms, mesh = len(runs.decay), arms_mesh()
+        runs = filled_up(runs, mesh.size)
+        idle = spread(mesh, jax.tree.map(jnp.asarray, idle_of(self.job, runs)), -1)
+        state = begin(self.job, self.seeds, len(runs.decay))
+        runs = spread(mesh, jax.tree.map(jnp.asarray, runs), 0)
         records: Records = {}
         if self.store and (found := self.store.newest(key)):
             state, records = restore(found[0], state)
-        state = _spread(mesh, state, 1)
+        state = spread(mesh, state, 1)
         batches, prepared, unique = None, -1, 0
         while (step := int(state.step)) < self.job.steps:
             epoch, start = divmod(step, self.job.steps // self.epochs)
@@ -93,7 +92,7 @@ class TextCampaign:
             count = min(size, len(batches.width) - start)
             chunk = cut(batches, start, count, size)
             begun = time.monotonic()
-            state, losses = advance(self.job, padded, idle, state, chunk, jnp.int32(count))
+            state, losses = advance(self.job, runs, idle, state, chunk, jnp.int32(count))
             losses = np.asarray(losses)[:count, :, :arms].transpose(1, 2, 0)
             self.seconds += time.monotonic() - begun
             self.tokens += float((chunk.weight * chunk.length)[:count].sum()) * arms
@@ -115,26 +114,3 @@ class TextCampaign:
             widths=self.job.widths,
             by_length=self.by_length,
         )
-
-
-def _mesh() -> jax.sharding.Mesh:
-    """One axis over the devices of this process: arms are spread over them."""
-    return jax.make_mesh((jax.local_device_count(),), ("arms",), axis_types=(jax.sharding.AxisType.Auto,))
-
-
-def _spread(mesh: jax.sharding.Mesh, tree: Any, axis: int) -> Any:
-    """Leaves with arms on `axis` spread over the devices, others on all of them."""
-
-    def put(leaf: Any) -> Any:
-        spec = [None] * leaf.ndim
-        if leaf.ndim > max(axis, 0):
-            spec[axis] = "arms"
-        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
-
-    return jax.tree.map(put, tree)
-
-
-def _padded(runs: TextRuns, devices: int) -> TextRuns:
-    """As many arms as the devices share evenly: the last one is repeated."""
-    missing = -len(runs.decay) % devices
-    return jax.tree.map(lambda leaf: np.concatenate([np.asarray(leaf), np.repeat(leaf[-1:], missing)]), runs)
