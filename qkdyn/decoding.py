@@ -1,0 +1,246 @@
+"""Greedy decoding, batched, with a cache of keys and values: what `qkdyn.transformer.forward` would write, token for token.
+
+A prompt goes through the model once; then each new token goes alone, and attends to the keys and values kept of those before.
+Prompts of different lengths lie in one batch, padded on the right: a token that is written takes the place of the first pad,
+and no row attends beyond its own position.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+from qkdyn.errors import check_count, check_positive, reject
+from qkdyn.transformer import TransformerConfig, _biased, _from_heads, _normed, _pick, _plus, _to_heads
+from qkdyn.transformer_config import check_shapes, check_values
+
+
+class Decoded(NamedTuple):
+    """What was written after each prompt.
+
+    Attributes:
+        tokens: (B, n), `end` from the first one on.
+        count: (B,), tokens before the end; n where it was not reached.
+        steps: (B,), tokens chosen, the end counted where it was reached.
+        probability: (B, n), of each chosen token, 0 after the end.
+        rows: (B, n, layers, T + n), the mean over heads of the attention of the row that chose each token, in each layer; 0
+            after the end. None unless asked for.
+        rollout: (B, n, T + n), that row of the attention rollout; likewise.
+    """
+
+    tokens: Any
+    count: Any
+    steps: Any
+    probability: Any
+    rows: Any = None
+    rollout: Any = None
+
+
+class _State(NamedTuple):
+    """Between two tokens: how many are written, the logits of the next, and what is kept of those before."""
+
+    step: Any
+    logits: Any
+    done: Any
+    kept: Any
+    row: Any
+    out: Decoded
+
+
+class _Kept(NamedTuple):
+    """Of one layer: keys and values (B, H, S, dh), and the rollout up to its input (B, S, S), or None."""
+
+    keys: Any
+    values: Any
+    rollout: Any
+
+
+def decode(
+    params: Any,
+    config: TransformerConfig,
+    tokens: Int[Array | np.ndarray, "B T"],
+    length: Int[Array | np.ndarray, " B"],
+    *,
+    most: int,
+    end: int,
+    residual: float | None = None,
+) -> Decoded:
+    """Write the likeliest token after each prompt, again and again, up to `end` or `most` tokens.
+
+    Args:
+        params: of the transformer.
+        config: static; causal.
+        tokens: prompts, padded on the right.
+        length: tokens of each prompt, 1 to T.
+        most: n, tokens that are written at most.
+        end: id that ends an answer.
+        residual: the weight w of attention in the rollout w mean_heads(A) + (1 - w) I of each layer, as in
+            `qkdyn.metrics.rollout`; None for no attention.
+
+    Raises:
+        InputError: a model that is not causal; prompts that leave no room for `most` tokens within n_ctx; an end that is no
+            token; what `qkdyn.transformer.forward` refuses.
+    """
+    check_shapes(params, config, tokens, length, None, None, False)
+    check_values(config, tokens, length, None)
+    if not config.causal:
+        reject("causal", config.causal, "True for a model that writes")
+    most = check_count("most", most)
+    if not 0 <= check_count("end", end, minimum=0) < config.vocabulary:
+        reject("end", end, f"a token, from 0 to {config.vocabulary - 1}")
+    if residual is not None and check_positive("residual", residual, zero=True) > 1:
+        reject("residual", residual, "a share in [0, 1]")
+    longest = int(np.max(np.asarray(length)))
+    if config.positions and longest + most - 1 > config.n_ctx:
+        reject("most", most, f"at most {config.n_ctx - longest + 1} after a prompt of {longest} tokens", "cut prompts")
+    return _decode(params, config, tokens, length, most, end, residual)
+
+
+@functools.partial(jax.jit, static_argnames=("config", "most", "end", "residual"))
+def _decode(params, config, tokens, length, most, end, residual):
+    params = jax.tree.map(jnp.asarray, params)
+    (B, T), L = tokens.shape, config.n_layers
+    logits, kept, row = _read_prompts(params, config, tokens, length, most, residual)
+    out = Decoded(
+        jnp.full((B, most), end, jnp.int32),
+        jnp.zeros(B, jnp.int32),
+        jnp.zeros(B, jnp.int32),
+        jnp.zeros((B, most), logits.dtype),
+    )
+    if residual is not None:
+        rows = jnp.zeros((B, most, L, T + most), logits.dtype)
+        out = out._replace(rows=rows, rollout=rows[:, :, 0])
+
+    def going(state: _State) -> Array:
+        return (state.step < most) & ~state.done.all()
+
+    def write(state: _State) -> _State:
+        step, done = state.step, state.done
+        token = jnp.where(done, end, state.logits.argmax(-1)).astype(jnp.int32)
+        chosen = jnp.exp(state.logits.max(-1) - jax.nn.logsumexp(state.logits, -1))
+        out = state.out._replace(
+            tokens=state.out.tokens.at[:, step].set(token),
+            count=state.out.count + (token != end),
+            steps=state.out.steps + ~done,
+            probability=state.out.probability.at[:, step].set(jnp.where(done, 0, chosen)),
+        )
+        if residual is not None:
+            rows, rollout = (jnp.where(done.reshape(B, *(1,) * (part.ndim - 1)), 0, part) for part in state.row)
+            out = out._replace(rows=out.rows.at[:, step].set(rows), rollout=out.rollout.at[:, step].set(rollout))
+        done = done | (token == end)
+        # Nothing follows the last token.
+        logits, kept, row = jax.lax.cond(
+            (step + 1 < most) & ~done.all(),
+            lambda: _read_token(params, config, token, length + step, state.kept, residual),
+            lambda: (state.logits, state.kept, state.row),
+        )
+        return _State(step + 1, logits, done, kept, row, out)
+
+    state = _State(jnp.int32(0), logits, jnp.zeros(B, bool), kept, row, out)
+    return jax.lax.while_loop(going, write, state).out
+
+
+def _read_prompts(params, config, tokens, length, most, residual):
+    """Logits after each prompt; what is kept of each layer, with room for `most` more tokens; the last token's attention."""
+    (B, T), L = tokens.shape, config.n_layers
+    position = jnp.arange(T)
+    x = params["embed"]["W_E"][tokens]
+    if config.positions:
+        x = x + params["embed"]["W_pos"][None, :T]
+    rollout = jnp.broadcast_to(jnp.eye(T, dtype=x.dtype), (B, T, T))
+    last, kept, rows = (length - 1)[:, None], [], []
+    for number, layer in enumerate(params["layers"]):
+        read = _first_norm(layer, config, x)
+        keys, values = _keys_values(layer, read)
+        kept.append(_Kept(_room(keys, most, 2), _room(values, most, 2), None))
+        if residual is not None:
+            kept[-1] = kept[-1]._replace(rollout=_room(_room(rollout, most, 1), most, 2))
+        reading = jnp.broadcast_to(position[None], (B, T))
+        if number == L - 1:
+            x, read, reading = _pick(x, last), _pick(read, last), last
+        allowed = position[None, None] <= reading[:, :, None]
+        x, attention = _rest_of_layer(layer, config, x, read, keys, values, allowed)
+        if residual is not None:
+            mean = attention.mean(1)
+            own = _pick(rollout, last) if number == L - 1 else rollout
+            rollout = residual * mean @ rollout + (1 - residual) * own
+            rows.append(mean if number == L - 1 else _pick(mean, last))
+    row = None if residual is None else (_room(jnp.concatenate(rows, 1), most, 2), _room(rollout[:, 0], most, 1))
+    return _head(params, config, x)[:, 0], tuple(kept), row
+
+
+def _read_token(params, config, token, position, kept, residual):
+    """The same after one more token at `position` (B,), read alone."""
+    B, S = len(token), kept[0].keys.shape[2]
+    x = params["embed"]["W_E"][token][:, None]
+    if config.positions:
+        x = x + params["embed"]["W_pos"][position][:, None]
+    allowed = (jnp.arange(S)[None] <= position[:, None])[:, None]
+    rollout = None if residual is None else jax.nn.one_hot(position, S, dtype=x.dtype)
+    each, rows, after = jnp.arange(B), [], []
+    for layer, own in zip(params["layers"], kept, strict=True):
+        read = _first_norm(layer, config, x)
+        keys, values = _keys_values(layer, read)
+        own = own._replace(
+            keys=own.keys.at[each, :, position].set(keys[:, :, 0]),
+            values=own.values.at[each, :, position].set(values[:, :, 0]),
+        )
+        x, attention = _rest_of_layer(layer, config, x, read, own.keys, own.values, allowed)
+        if residual is not None:
+            mean = attention.mean(1)[:, 0]
+            own = own._replace(rollout=own.rollout.at[each, position].set(rollout))
+            rollout = residual * jnp.einsum("bs,bst->bt", mean, own.rollout) + (1 - residual) * rollout
+            rows.append(mean)
+        after.append(own)
+    row = None if residual is None else (jnp.stack(rows, 1), rollout)
+    return _head(params, config, x)[:, 0], tuple(after), row
+
+
+def _first_norm(layer: Any, config: TransformerConfig, x: Float[Array, "B Q d"]) -> Float[Array, "B Q d"]:
+    return _normed(layer["rest"], "1", x) if config.layer_norm == "pre" else x
+
+
+def _keys_values(layer: Any, read: Float[Array, "B Q d"]) -> tuple[Float[Array, "B H Q dh"], Float[Array, "B H Q dh"]]:
+    """Keys without their bias, which softmax does not see, and values without theirs, which is added after the mean."""
+    return _to_heads(read, layer["qk"]["W_K"]), _to_heads(read, layer["ov"]["W_V"])
+
+
+def _rest_of_layer(
+    layer: Any,
+    config: TransformerConfig,
+    x: Float[Array, "B Q d"],
+    read: Float[Array, "B Q d"],
+    keys: Float[Array, "B H S dh"],
+    values: Float[Array, "B H S dh"],
+    allowed: Bool[Array, "B Q S"],
+) -> tuple[Float[Array, "B Q d"], Float[Array, "B H Q S"]]:
+    """Rows x after attention to keys and values and after the MLP, and the attention."""
+    qk, ov, mlp = layer["qk"], layer["ov"], layer.get("mlp")
+    q = config.d_head**-0.5 * _biased(_to_heads(read, qk["W_Q"]), qk.get("b_Q"))
+    score = jnp.einsum("bhqe,bhse->bhqs", q, keys)
+    attention = jax.nn.softmax(jnp.where(allowed[:, None], score, -jnp.inf))
+    mixed = jnp.einsum("bhqs,bhse->bhqe", attention, values)
+    attended = _plus(_from_heads(_biased(mixed, ov.get("b_V")), ov["W_O"]), ov.get("b_O"))
+    x = x + attended if config.residual else attended
+    if mlp is None:
+        return x, attention
+    read = _normed(layer["rest"], "2", x) if config.layer_norm == "pre" else x
+    hidden = _plus(jnp.einsum("bqd,dm->bqm", read, mlp["W_in"]), mlp.get("b_in"))
+    hidden = jax.nn.gelu(hidden, approximate=config.activation == "gelu_new")
+    out = _plus(jnp.einsum("bqm,md->bqd", hidden, mlp["W_out"]), mlp.get("b_out"))
+    return x + out if config.residual else out, attention
+
+
+def _head(params: Any, config: TransformerConfig, x: Float[Array, "B Q d"]) -> Float[Array, "B Q M"]:
+    if config.layer_norm == "pre":
+        x = _normed(params["rest"], "f", x)
+    W = params["embed"]["W_E"].mT if config.tied else params["head"]["W_U"]
+    return _plus(jnp.einsum("bqd,dm->bqm", x, W), params["head"].get("b_U"))
+
+
+def _room(x: Array, more: int, axis: int) -> Array:
+    """Zeros for `more` entries at the end of an axis."""
+    return jnp.pad(x, [(0, more if number == axis else 0) for number in range(x.ndim)])

@@ -1,0 +1,80 @@
+"""The loss of a language model on the tokens of answers, with the head computed at the labelled positions alone.
+
+A head of V outputs on every position of a batch costs more than the model (V = 50,257), and all but a few per cent of its rows
+have no label. The rows that have one are picked first: the same loss and the same gradient.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from qkdyn.transformer import TransformerConfig, forward
+
+
+def states(
+    params: Any,
+    config: TransformerConfig,
+    tokens: Int[Array | np.ndarray, "B T"],
+    length: Int[Array | np.ndarray, " B"],
+    queries: Int[Array | np.ndarray, "B Q"],
+    *,
+    key: Key[Array, ""] | None = None,
+) -> Float[Array, "B Q d"]:
+    """What the head reads at `queries`; arguments as for `qkdyn.transformer.forward`."""
+    # The identity in the place of the head: exact, and nothing beside a head of many outputs.
+    d = config.d_model
+    bare = dataclasses.replace(config, tied=False, n_outputs=d)
+    head = {"W_U": jnp.eye(d)} | ({"b_U": jnp.zeros(d)} if config.biases else {})
+    return forward({**params, "head": head}, bare, tokens, length, queries=queries, key=key).logits
+
+
+def head_logits(params: Any, config: TransformerConfig, x: Float[Array, "L d"]) -> Float[Array, "L M"]:
+    """The head of the model on rows of `states`."""
+    logits = x @ (params["embed"]["W_E"].mT if config.tied else params["head"]["W_U"])
+    return logits + params["head"]["b_U"][None] if config.biases else logits
+
+
+def language_loss(
+    params: Any,
+    config: TransformerConfig,
+    tokens: Int[Array | np.ndarray, "B T"],
+    length: Int[Array | np.ndarray, " B"],
+    queries: Int[Array | np.ndarray, "B Q"],
+    row: Int[Array | np.ndarray, " L"],
+    label: Int[Array | np.ndarray, " L"],
+    weight: Float[Array | np.ndarray, " L"],
+    *,
+    smoothing: float | Float[Array, ""] = 0.0,
+    key: Key[Array, ""] | None = None,
+) -> Float[Array, ""]:
+    """Mean cross-entropy over the labels of a batch, in nats, with label smoothing.
+
+    Args:
+        params: of the transformer.
+        config: static.
+        tokens: (B, T), padded on the right.
+        length: (B,).
+        queries: (B, Q), positions of which some have a label.
+        row: (L,), which of the B * Q queries each label is for, counted along the rows of `queries`.
+        label: (L,), the token that follows.
+        weight: (L,), of each label in the mean; 0 where there is none.
+        smoothing: e; the loss of a label is (1 - e) (-log p_label) + e mean over all tokens of -log p, as PyTorch has it.
+        key: for dropout.
+    """
+    x = states(params, config, tokens, length, queries, key=key)
+    logits = head_logits(params, config, x.reshape(-1, x.shape[-1])[row])
+    losses = smoothed(logits, jnp.asarray(label), smoothing)
+    # 1 for a batch without labels: loss and gradient 0.
+    return (weight * losses).sum() / jnp.maximum(jnp.asarray(weight).sum(), 1.0)
+
+
+def smoothed(
+    logits: Float[Array, "L M"], label: Int[Array, " L"], smoothing: float | Float[Array, ""]
+) -> Float[Array, " L"]:
+    """Cross-entropy against a label that has 1 - e of the weight, e being spread over all M evenly."""
+    right = jnp.take_along_axis(logits, label[:, None], 1)[:, 0]
+    return jax.nn.logsumexp(logits, 1) - (1 - smoothing) * right - smoothing * logits.mean(1)

@@ -1,0 +1,91 @@
+"""The loss at labelled positions against the whole head, and label smoothing by its definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import transformer_reference as reference
+from qkdyn.train.language import language_loss
+from qkdyn.transformer import TransformerConfig, forward
+from qkdyn.transformer_config import is_shape, shapes
+
+SIZES = {
+    "vocabulary": 6,
+    "n_ctx": 7,
+    "n_outputs": 6,
+    "n_layers": 2,
+    "d_model": 3,
+    "n_heads": 2,
+    "d_head": 2,
+    "d_mlp": 4,
+}
+TIED = TransformerConfig(**SIZES, layer_norm="pre", mask_padding=False, tied=True, activation="gelu")
+OWN = TransformerConfig(**SIZES, biases=False)
+TOKENS = np.array([[1, 4, 2, 0, 0], [3, 1, 5, 2, 2], [5, 0, 0, 0, 0]], np.int32)
+LENGTH = np.array([3, 5, 1], np.int32)
+# Post 1 has labels at two positions, post 0 at one, post 2 at none; three of the places for labels are free.
+QUERIES = np.array([[2, 2], [3, 4], [0, 0]], np.int32)
+ROW = np.array([0, 2, 3, 0, 0, 0], np.int32)
+LABEL = np.array([4, 2, 5, 0, 0, 0], np.int32)
+WEIGHT = np.array([1, 1, 1, 0, 0, 0], np.float32)
+LABELLED = [(0, np.array([[2]]), np.array([[4]])), (1, np.array([[3, 4]]), np.array([[2, 5]]))]
+
+
+# Compiled quickly, not to be fast.
+quick = functools.partial(
+    jax.jit,
+    static_argnums=1,
+    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+)
+
+
+def drawn(config):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda shape: rng.normal(0.2, 0.6, shape), shapes(config), is_leaf=is_shape)
+
+
+@quick
+def ours(params, config, smoothing, weight):
+    """The loss and its gradient."""
+    loss = lambda p: language_loss(p, config, TOKENS, LENGTH, QUERIES, ROW, LABEL, weight, smoothing=smoothing)  # noqa: E731
+    return jax.value_and_grad(loss)(params)
+
+
+@quick
+def full_head(params, config, smoothing):
+    """The same with logits everywhere, against a distribution over all tokens written out."""
+    target = np.zeros((3, 5, 6))
+    for post, positions, labels in LABELLED:
+        target[post, positions, labels] = 1
+    asked = target.sum(-1)
+
+    def loss(params):
+        logits = forward(params, config, TOKENS, LENGTH, every=True).logits
+        goal = (1 - smoothing) * target + smoothing / 6
+        losses = -(goal * jax.nn.log_softmax(logits)).sum(-1)
+        return jnp.where(asked > 0, losses, 0).sum() / 3
+
+    return jax.value_and_grad(loss)(params)
+
+
+def test_the_loss_of_the_whole_head_and_its_gradient(x64):
+    params = drawn(TIED)
+    for smoothing in (0.1, 0.0):
+        loss, gradient = jax.device_get(ours(params, TIED, smoothing, WEIGHT))
+        wanted, wanted_gradient = jax.device_get(full_head(params, TIED, smoothing))
+        assert loss == pytest.approx(wanted, rel=1e-12)
+        for got, right in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
+            np.testing.assert_allclose(got, right, rtol=1e-9, atol=1e-14)
+    # No question in the batch.
+    loss, gradient = jax.device_get(ours(params, TIED, 0.1, 0 * WEIGHT))
+    assert loss == 0 and not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_head_of_its_own_without_biases(x64):
+    params = drawn(OWN)
+    loss = quick(language_loss)(params, OWN, TOKENS, LENGTH, QUERIES, ROW, LABEL, WEIGHT)
+    wanted = [reference.loss(params, OWN, TOKENS[b : b + 1], LENGTH[b : b + 1], q, y) for b, q, y in LABELLED]
+    assert loss == pytest.approx((wanted[0] + 2 * wanted[1]) / 3, rel=1e-12)
