@@ -117,7 +117,7 @@ def test_what_is_left_out_is_named_and_counted(gpt2):
     good = asked()
     many = [
         good,
-        Question("u1", "T", "bado", "what?", (), True),
+        Question("u1", "T", "bado", "what?", (Answer("bado", 0),), True),
         Question("u2", "T", "bado", "what?", ()),
         Question("m1", "T", "bado kuzo", "what?", (Answer("kuzo", 4),)),
         Question("m2", "T", "bado kuzo", "what?", (Answer("", 4),)),

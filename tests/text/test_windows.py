@@ -33,6 +33,8 @@ def test_random_windows_hold_the_answer_and_whole_words(start, size, long, seed)
     assert low <= start and end <= high
     if end - start > size:
         assert (low, high) == (start, end)
+    # Only one place for an answer at the beginning.
+    assert window(CONTEXT, "?", 0, 7, choice="random", size=80, seed=seed, identity="q") == (0, 79)
     assert high - low <= max(size, end - start)
     # A cut word is the answer's.
     assert low in (0, start) or CONTEXT[low - 1] == " "
@@ -61,8 +63,9 @@ def test_windows_by_the_question_do_not_look_at_the_answer():
     assert shown("what is near Word150, word152 and nothing else?") == shown("word150 word152", 3, 4)
     assert {"word148", "word150", "word152", "word154"} <= set(shown("word150 word152?"))
     # The most different words of the question, each counted once.
-    found = shown("word010? word010 word010 word060 word062")
-    assert "word060" in found and "word062" in found
+    text = "fig fig fig fig " + CONTEXT
+    low, high = window(text, "word060 fig word062", START, END, choice="question", size=80)
+    assert {"word060", "word062"} <= set(text[low:high].split())
     # Nothing in common: the beginning, whole words.
     assert shown("who?") == WORDS[:10]
     assert shown("word199") == WORDS[190:]
