@@ -21,7 +21,7 @@ def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataF
     Kinds: total, all factors against none; alone, a factor against none; last, all against all but it; main, the mean over
     the others' levels; interaction, of two, half of what one changes in the effect of the other; share, a part of the
     total: the mean of what a factor adds, over all orders in which they may be added (Shapley), which sum to it. All of them
-    are differences within a seed. Empty unless every arm of the factorial is there.
+    are differences within a seed, over the same seeds: those of which every arm has a value. Empty unless every arm of the factorial is there.
     """
     found = {record["arm"]["name"]: record for record in records}
     if any(name not in found for name in comparison.arms):
@@ -35,12 +35,15 @@ def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataF
         ]
     )
     lines = list(effects(results))
+    seeds = complete(results).sum(-1)
     rows = []
     for i, (reading, split, quantity) in enumerate(cases):
         head = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
         for kind, factor, interval in lines:
             mean, low, high = (float(part[i]) for part in interval)
-            rows.append(head | {"kind": kind, "factor": factor, "mean": mean, "low": low, "high": high})
+            rows.append(
+                head | {"kind": kind, "factor": factor, "mean": mean, "low": low, "high": high, "seeds": seeds[i]}
+            )
     return pd.DataFrame(rows)
 
 
@@ -51,6 +54,11 @@ def cells(known: dict[str, np.ndarray]) -> np.ndarray:
     for name, own in known.items():
         found[tuple(int(factor in name.split("+")) for factor in NAMES)] = own
     return found
+
+
+def complete(found: np.ndarray, factors: int = len(NAMES)) -> np.ndarray:
+    """Whether a seed has a value in every cell, (..., seeds) of (..., 2, ..., 2, seeds)."""
+    return np.isfinite(found).all(axis=tuple(range(-1 - factors, -1)))
 
 
 def effects(found: np.ndarray, names: Sequence[str] = NAMES) -> Iterator[tuple[str, str, Interval]]:
@@ -64,6 +72,8 @@ def effects(found: np.ndarray, names: Sequence[str] = NAMES) -> Iterator[tuple[s
         Kind, factor, and an interval whose arrays are (...).
     """
     k = len(names)
+    # The parts sum to the total only if all are of the same seeds.
+    found = np.where(complete(found, k)[(..., *(None,) * k, slice(None))], found, np.nan)
     none, every = (0,) * k, (1,) * k
 
     def at(on: tuple[int, ...]) -> np.ndarray:

@@ -10,10 +10,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from experiments.text.readings import Record, curve, number
+from experiments.text.readings import Record, curve, values
+from qkdyn.figures.text_records import as_numbers, measured
 from qkdyn.metrics.intervals import confidence_interval
 
 NOTEBOOK, SECOND = "notebook", "notebook of the heat maps"
+# Of the tokens that are kept for sufficiency, on which the model's answer depends.
+UNSORTED = (
+    "kept tokens stand in the order that numpy's partition left, which differs between its versions and is not known"
+)
+MASKS = "train rationales are one mask in our data, the union, divided by three as if two annotators had marked nothing"
 TABLE = {1: "Table 1, Table 4", 2: "Tables 5, 6", 4: "Tables 5, 6"}
 
 
@@ -57,20 +63,36 @@ class Printed:
 
 def printed(layers: int = 1) -> tuple[Printed, ...]:
     """All that was printed of the model of so many layers."""
-    return {1: (*_tables(1), *_runs(), *_heat_maps()), 2: (*_tables(2), *_two_layers()), 4: _tables(4)}[layers]
+    found = {1: (*_tables(1), *_runs(), *_heat_maps()), 2: (*_tables(2), *_two_layers()), 4: _tables(4)}[layers]
+    return tuple(_noted(line, UNSORTED) if line.quantity.startswith("sufficiency") else line for line in found)
+
+
+def _noted(line: Printed, note: str) -> Printed:
+    return replace(line, note="; ".join(filter(None, (line.note, note))))
 
 
 def compared_frame(records: Sequence[Record], layers: int = 1) -> pd.DataFrame:
-    """One row for each printed number: theirs and ours with 95% intervals, and whether these overlap."""
+    """One row for each printed number: theirs and ours with 95% intervals, and whether these overlap.
+
+    None where ours has no interval. The printed faster arm stands beside ours of that name; where there is none, beside
+    QK x30 and nothing else, which the paper's text says it is.
+    """
     arms = {record["arm"]["name"]: record for record in records}
     rows = []
     for line in printed(layers):
-        if line.arm not in arms:
+        ours_is = "qk30" if line.arm == "faster" and "faster" not in arms else line.arm
+        if ours_is not in arms:
             continue
         mean, low, high = line.interval
-        own = _ours(arms[line.arm], line)
+        own = _ours(arms[ours_is], line)
         ours, ours_low, ours_high = (float(part) for part in confidence_interval(own))
-        row = {"source": line.source, "arm": line.arm, "split": line.split, "quantity": line.quantity}
+        row = {
+            "source": line.source,
+            "arm": line.arm,
+            "our_arm": ours_is,
+            "split": line.split,
+            "quantity": line.quantity,
+        }
         row |= {"reading": line.reading, "printed": mean, "printed_low": low, "printed_high": high}
         row |= {"ours": ours, "ours_low": ours_low, "ours_high": ours_high, "difference": ours - mean}
         overlap = bool(max(low, ours_low) <= min(high, ours_high)) if np.isfinite(ours_low) else None
@@ -84,17 +106,17 @@ def _ours(record: Record, line: Printed) -> np.ndarray:
         return curve(record, "", "training_loss")[:, -1]
     if line.reading.startswith("epoch-"):
         return curve(record, line.split, line.quantity)[:, int(line.reading.removeprefix("epoch-")) - 1]
-    measured = [(run["end"] or {}).get(line.split) for run in record["runs"]]
+    known = [measured(run, "end", line.split) for run in record["runs"]]
     if line.quantity.startswith("dtap_all."):
         row, column = map(int, line.quantity.split(".")[1:])
-        return np.array([m["dtap_all"][row][column] if m else np.nan for m in measured])
+        return as_numbers([m["dtap_all"][row][column] if m else None for m in known])
     if line.quantity.endswith("_20"):
         name, place = line.quantity.replace("_20", "_curve"), record["shares"].index(0.2)
-        return np.array([m[name][place] if m else np.nan for m in measured])
+        return as_numbers([m[name][place] if m else None for m in known])
     if line.quantity.startswith("head_0_"):
         place = ("low", "middle", "high").index(line.quantity.removeprefix("head_0_"))
-        return np.array([m["heads"][0]["bins"][place] if m else np.nan for m in measured])
-    return np.array([number(m, line.quantity) for m in measured])
+        return as_numbers([m["heads"][0]["bins"][place] if m else None for m in known])
+    return values(record, "end", line.split, line.quantity)
 
 
 def _tables(layers: int) -> tuple[Printed, ...]:
@@ -175,17 +197,16 @@ def _runs() -> tuple[Printed, ...]:
         ("faster", "test", "comprehensiveness"): (0.4610, 0.5015, 0.4758, 0.4625, 0.4953),
         ("faster", "test", "sufficiency"): (0.2637, 0.3482, 0.3604, 0.3139, 0.3488),
     }
-    # The notebook of the heat maps measured the same runs once more: sufficiency with another order of the kept tokens.
+    # The notebook of the heat maps measured the same runs once more, its sufficiency with another order of the kept tokens.
     again = {
         ("baseline", "validation", "comprehensiveness"): (0.3091, 0.3530, 0.3696, 0.3783, 0.3139),
         ("baseline", "validation", "sufficiency"): (0.5040, 0.3391, 0.3474, 0.3809, 0.3151),
         ("faster", "validation", "sufficiency"): (0.2101, 0.1488, 0.1139, 0.1989),
     }
-    untrained = "train rationales are the union of annotators in our data"
     found = [Printed(NOTEBOOK, a, split, "accuracy", v, reading=reading) for (a, split, reading), v in accuracy.items()]
     found += [Printed(NOTEBOOK, arm, "train", "training_loss", own) for arm, own in loss.items()]
     for (arm, split, name), own in others.items():
-        note = untrained if (split, name) == ("train", "mrta_all") else ""
+        note = MASKS if (split, name) == ("train", "mrta_all") else ""
         note = "at 20% of the slots" if name.endswith("_20") else note
         found.append(Printed(NOTEBOOK, arm, split, name, own, note=note))
     found += [Printed(SECOND, arm, split, name, own) for (arm, split, name), own in again.items()]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from qkdyn.figures.text_records import FLOORS, Run, as_numbers, measured, of_posts, over_epochs
 from qkdyn.metrics.curves import area
 
 Record = Mapping[str, Any]
@@ -41,56 +42,91 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity("accuracy", PREDICTION, "accuracy", short="accuracy"),
-    Quantity("macro_f1", PREDICTION, "macro F1"),
-    Quantity("loss", PREDICTION, "loss"),
-    Quantity("entropy", SHARPER, "entropy of attention, nats", "uniform_entropy", short="entropy"),
-    Quantity("entropy_share", SHARPER, "entropy / entropy of uniform attention", 1.0),
-    Quantity("top_mass", SHARPER, "mass of the top 20% of tokens", "uniform_top_mass", short="top mass"),
-    Quantity("head_entropy", SHARPER, "mean entropy of the heads"),
-    Quantity("sharpest_head", SHARPER, "least entropy of a head"),
+    Quantity("accuracy", PREDICTION, "accuracy, all posts", short="accuracy"),
+    Quantity("accuracy_marked", PREDICTION, "accuracy, toxic posts"),
+    Quantity("macro_f1", PREDICTION, "macro F1, all posts"),
+    Quantity("loss", PREDICTION, "loss, all posts"),
+    Quantity(
+        "entropy_marked", SHARPER, "entropy of attention, nats, toxic posts", "uniform_entropy_marked", short="entropy"
+    ),
+    Quantity(
+        "top_mass_marked",
+        SHARPER,
+        "mass of the top 20% of tokens, toxic posts",
+        "uniform_top_mass_marked",
+        short="top mass",
+    ),
+    Quantity("entropy", SHARPER, "entropy of attention, nats, all posts", "uniform_entropy", short="entropy, all"),
+    Quantity(
+        "top_mass", SHARPER, "mass of the top 20% of tokens, all posts", "uniform_top_mass", short="top mass, all"
+    ),
+    Quantity("entropy_share", SHARPER, "entropy / entropy of uniform attention, all posts", 1.0),
+    Quantity(
+        "head_entropy", SHARPER, "entropy of a head, mean, nats, all posts", "uniform_entropy", short="head entropy"
+    ),
+    Quantity(
+        "head_top_mass",
+        SHARPER,
+        "mass of a head's top 20% of tokens, mean, all posts",
+        "uniform_top_mass",
+        short="head top mass",
+    ),
+    Quantity(
+        "sharpest_head", SHARPER, "entropy of the head sharpest on validation, nats, all posts", "uniform_entropy"
+    ),
     Quantity("mrta", RELEVANT, "MRTA, toxic posts", "uniform_mrta", short="MRTA"),
     Quantity("mrta_all", RELEVANT, "MRTA, all posts", "uniform_mrta_all"),
-    Quantity("auprc", RELEVANT, "AUPRC of attention", "uniform_auprc", short="AUPRC"),
-    Quantity("best_head_mrta", RELEVANT, "largest MRTA of a head", "uniform_mrta"),
-    Quantity("best_head_auprc", RELEVANT, "largest AUPRC of a head", "uniform_auprc"),
+    Quantity("auprc", RELEVANT, "AUPRC of attention, toxic posts", "uniform_auprc", short="AUPRC"),
+    Quantity("best_head_mrta", RELEVANT, "MRTA of the head best on validation, toxic posts", "uniform_mrta"),
+    Quantity("best_head_auprc", RELEVANT, "AUPRC of the head best on validation, toxic posts", "uniform_auprc"),
     Quantity("ac", RELEVANT, "AC, toxic posts, %", "uniform_ac"),
     Quantity("ac_all", RELEVANT, "AC, all posts, %", "uniform_ac_all"),
-    Quantity("acmc", RELEVANT, "ACMC, toxic posts, %"),
-    Quantity("acmc_all", RELEVANT, "ACMC, all posts, %"),
-    Quantity("ac_area", RELEVANT, "area under AC, toxic posts, %"),
-    Quantity("acmc_area", RELEVANT, "area under ACMC, toxic posts, %"),
-    Quantity("comprehensiveness", FAITHFUL, "comprehensiveness", short="compreh."),
-    Quantity("sufficiency", FAITHFUL, "sufficiency", short="suff."),
-    Quantity("aopc_comprehensiveness", FAITHFUL, "AOPC comprehensiveness"),
-    Quantity("aopc_sufficiency", FAITHFUL, "AOPC sufficiency"),
-    Quantity("token_f1", FAITHFUL, "token F1 of the top tokens"),
-    Quantity("iou_f1", FAITHFUL, "IOU F1 of the top tokens"),
+    Quantity("acmc", RELEVANT, "ACMC, toxic posts, %", "uniform_acmc"),
+    Quantity("acmc_all", RELEVANT, "ACMC, all posts, %", "uniform_acmc_all"),
+    Quantity("ac_area", RELEVANT, "area under AC, toxic posts, %", "uniform_ac_area"),
+    Quantity("acmc_area", RELEVANT, "area under ACMC, toxic posts, %", "uniform_acmc_area"),
+    Quantity("token_f1", RELEVANT, "token F1 of the top tokens, toxic posts", "uniform_token_f1"),
+    Quantity("iou_f1", RELEVANT, "IOU F1 of the top tokens, toxic posts", "uniform_iou_f1"),
+    Quantity("comprehensiveness", FAITHFUL, "comprehensiveness, all posts", short="compreh."),
+    Quantity("sufficiency", FAITHFUL, "sufficiency, all posts", short="suff."),
+    Quantity("comprehensiveness_marked", FAITHFUL, "comprehensiveness, toxic posts"),
+    Quantity("sufficiency_marked", FAITHFUL, "sufficiency, toxic posts"),
+    Quantity("aopc_comprehensiveness", FAITHFUL, "AOPC comprehensiveness, all posts"),
+    Quantity("aopc_sufficiency", FAITHFUL, "AOPC sufficiency, all posts"),
 )
 MAIN = tuple(quantity for quantity in QUANTITIES if quantity.main)
 NAMED = {quantity.name: quantity for quantity in QUANTITIES}
 
 
-def number(measured: Mapping[str, Any] | None, name: str) -> float:
-    """A quantity of what was measured at one time on one split; NaN where it is not known."""
-    if not measured:
-        return np.nan
-    over_heads = {
-        "head_entropy": (np.mean, "entropy"),
-        "sharpest_head": (np.min, "entropy"),
-        "best_head_mrta": (np.max, "mrta"),
-        "best_head_auprc": (np.max, "auprc"),
-    }
-    if name in over_heads:
-        reduce, own = over_heads[name]
-        values = [_known(head.get(own)) for head in measured.get("heads") or ()]
-        return float(reduce(values)) if values else np.nan
+# One head is picked on the validation split, by the least or largest of its own numbers, and read on every split.
+PICKED = {
+    "sharpest_head": (np.nanargmin, "entropy"),
+    "best_head_mrta": (np.nanargmax, "mrta"),
+    "best_head_auprc": (np.nanargmax, "auprc"),
+}
+
+
+def number(run: Run, reading: str, split: str, name: str) -> float:
+    """A quantity of a run after its last epoch ("end") or its best one ("best"), or what stands beside one.
+
+    NaN where it is not known, or where the run had diverged by then.
+    """
+    known = measured(run, reading, split)
+    if name in PICKED:
+        pick, own = PICKED[name]
+        heads, candidates = (
+            as_numbers([head.get(own) for head in there.get("heads") or ()])
+            for there in (known, measured(run, reading, "validation"))
+        )
+        there = len(heads) == len(candidates) and np.isfinite(candidates).any()
+        return float(heads[pick(candidates)]) if there else np.nan
+    known = {**of_posts(run, split), **known}
     if name == "position_auprc":
-        return max(_known(measured.get(f"{name}_{end}")) for end in ("first", "last"))
+        return max(_known(known.get(f"{name}_{end}")) for end in ("first", "last"))
     if name.endswith("_area"):
-        heights = measured.get(name.replace("_area", "_curve"))
+        heights = known.get(name.replace("_area", "_curve"))
         return float(area(np.array(heights, float))) if heights and None not in heights else np.nan
-    return _known(measured.get(name))
+    return _known(known.get(name))
 
 
 def values(record: Record, reading: str, split: str, name: str, level: float = np.nan) -> np.ndarray:
@@ -103,26 +139,20 @@ def values(record: Record, reading: str, split: str, name: str, level: float = n
         name: a quantity, or what stands beside one: its uniform value, or position_auprc.
         level: training loss, for the reading "matched".
     """
-    if reading == "matched" and name in NAMED:
-        return np.array([at_level(run, split, name, level) for run in record["runs"]])
-    # What stands beside a quantity depends on the posts alone, and is with the last epoch.
-    reading = "end" if reading == "matched" else reading
-    return np.array([number((run[reading] or {}).get(split), name) for run in record["runs"]])
+    if reading != "matched":
+        return np.array([number(run, reading, split, name) for run in record["runs"]])
+    # What depends on the posts alone is with the last epoch; ACMC of uniform attention has the run's probabilities.
+    if name.startswith(FLOORS) and "acmc" not in name:
+        return np.array([number(run, "end", split, name) for run in record["runs"]])
+    return np.array([at_level(run, split, name, level) for run in record["runs"]])
 
 
 def curve(record: Record, split: str, name: str) -> np.ndarray:
     """A quantity (or training_loss) after each epoch, (seeds, epochs); NaN where a run had diverged.
 
-    Heads are measured at the end and at the best epoch alone: NaN for what is read over them.
+    Single heads are measured at the end and at the best epoch alone: NaN for what is read off one.
     """
-    return np.stack([_epochs(run, split, name, record["arm"]["epochs"]) for run in record["runs"]])
-
-
-def _epochs(run: Mapping[str, Any], split: str, name: str, count: int) -> np.ndarray:
-    """A quantity of a run after each of `count` epochs."""
-    columns = run["epochs"] if name == "training_loss" else run["epochs"].get(split, {})
-    found = np.array(columns.get(name, [None] * count), dtype=object).astype(float)
-    return np.append(found, np.full(count - len(found), np.nan))
+    return np.stack([over_epochs(run, split, name, record["arm"]["epochs"]) for run in record["runs"]])
 
 
 def matched_level(records: Sequence[Record]) -> float:
@@ -139,19 +169,27 @@ def matched_level(records: Sequence[Record]) -> float:
     return float(max(least, default=np.nan))
 
 
-def at_level(run: Mapping[str, Any], split: str, name: str, level: float) -> float:
-    """A quantity where the training loss first passes `level`, interpolated in ln(loss) between two epochs.
+def at_level(run: Run, split: str, name: str, level: float) -> float:
+    """A quantity at the time when the training loss first falls to `level`.
 
-    NaN where the loss never does, or did so within the first epoch: what came before it was not measured.
+    The mean loss of epoch k is that of its centre, k - 1/2, and what is measured after it that of its end, k: the time is
+    interpolated in ln(loss) between two centres, then the quantity at that time between the ends of two epochs.
+
+    NaN where the loss is not above the level to begin with, where it never falls to it up to the centre of the last epoch,
+    and where it does before the end of the first: what came before that was not measured.
     """
     count = len(run["epochs"]["training_loss"])
-    loss, found = _epochs(run, split, "training_loss", count), _epochs(run, split, name, count)
-    crossed = np.flatnonzero((loss[1:] <= level) & (loss[:-1] > level))
-    if not crossed.size:
+    loss, found = (over_epochs(run, split, what, count) for what in ("training_loss", name))
+    reached = np.flatnonzero(loss <= level)
+    if not reached.size or not reached[0]:
         return np.nan
-    k = int(crossed[0])
-    share = np.log(loss[k] / level) / np.log(loss[k] / loss[k + 1])
-    return float(found[k] + share * (found[k + 1] - found[k]))
+    after = int(reached[0])
+    # Centres: loss[i] is at i + 1/2. Ends: found[i] is at i + 1.
+    time = after - 0.5 + np.log(loss[after - 1] / level) / np.log(loss[after - 1] / loss[after])
+    if not time >= 1:
+        return np.nan
+    before = min(int(time), count - 1)
+    return float(found[before - 1] + (time - before) * (found[before] - found[before - 1]))
 
 
 def _known(value: Any) -> float:

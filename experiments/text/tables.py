@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.text.arms import Comparison, Protocol
 from experiments.text.effects import effects_frame
-from experiments.text.readings import MAIN, NAMED, QUANTITIES, READINGS, SPLITS, Record, matched_level, values
+from experiments.text.readings import NAMED, QUANTITIES, READINGS, SPLITS, Record, matched_level, values
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import paired_difference
 from qkdyn.results.summary import mean_and_sd
@@ -18,6 +18,17 @@ from qkdyn.results.summary import mean_and_sd
 KEYS = ("comparison", "arm", "reading", "split", "loss_level")
 BESIDE = ("uniform", "random", "position")
 COLUMNS = (*KEYS, "claim", "quantity", "mean", "sd", "low", "high", "seeds", *BESIDE)
+# As many as a line of a terminal holds.
+SHOWN = (
+    "accuracy",
+    "entropy_marked",
+    "top_mass_marked",
+    "head_entropy",
+    "mrta",
+    "auprc",
+    "comprehensiveness",
+    "sufficiency",
+)
 COLUMNS += ("change_mean", "change_low", "change_high")
 
 
@@ -80,8 +91,9 @@ def _lines(
             line["uniform"] = quantity.uniform
         beside = {"uniform": quantity.uniform} if isinstance(quantity.uniform, str) else {}
         beside |= {"random": "random_auprc", "position": "position_auprc"} if quantity.name.endswith("auprc") else {}
-        # They depend on the posts alone: those of one run are those of all.
-        line |= {where: float(values(record, reading, split, name)[0]) for where, name in beside.items()}
+        beside |= {"random": "random_token_f1"} if quantity.name == "token_f1" else {}
+        # Most depend on the posts alone and are the same for all runs; ACMC's also on the runs' probabilities.
+        line |= {where: mean_of(values(record, reading, split, name)) for where, name in beside.items()}
         theirs = np.full(own.shape, np.nan)
         if first is not None and first is not record:
             theirs = values(first, reading, split, quantity.name, level)
@@ -115,15 +127,18 @@ def short_frame(long: pd.DataFrame) -> pd.DataFrame:
 
 
 def costs_frame(records: Sequence[Record]) -> pd.DataFrame:
-    """One row for each arm: what it took, and how it ended."""
+    """One row for each arm: what it took, and how it ended.
+
+    Arms of a group train at once: the time of the group is shared equally by its arms, tokens per second are the group's.
+    """
     rows = [
         {
             "arm": record["arm"]["name"],
             "epochs": record["arm"]["epochs"],
             "runs": len(record["runs"]),
             "diverged": sum(run["diverged_at"] is not None for run in record["runs"]),
-            "seconds": record["wall_seconds"],
-            "tokens_per_second": record["tokens_per_second"] or np.nan,
+            "group_seconds_per_arm": record["wall_seconds"],
+            "group_tokens_per_second": record["tokens_per_second"] or np.nan,
             "training_loss": mean_of(np.array([_last(run) for run in record["runs"]])),
             "best_epoch": mean_of(np.array([(run["best"] or {}).get("epoch", np.nan) for run in record["runs"]])),
         }
@@ -148,7 +163,8 @@ def show(records: Sequence[Record], protocol: Protocol) -> None:
     for comparison, there in compared(records, protocol):
         out = Table(title=f"{comparison.name}: test split after the last epoch, mean ± half of the 95% interval")
         out.add_column("arm")
-        for quantity in MAIN:
+        shown = [NAMED[name] for name in SHOWN]
+        for quantity in shown:
             out.add_column(quantity.short, justify="right")
         part = long.loc[
             (long["comparison"] == comparison.name) & (long["reading"] == "end") & (long["split"] == "test")
@@ -156,14 +172,14 @@ def show(records: Sequence[Record], protocol: Protocol) -> None:
         lines = {(line.arm, line.quantity): line for line in part.itertuples(index=False)}
         for record in there:
             name = record["arm"]["name"]
-            cells = [_cell(lines.get((name, quantity.name))) for quantity in MAIN]
+            cells = [_cell(lines.get((name, quantity.name))) for quantity in shown]
             out.add_row(name, *cells, end_section=record is there[-1])
         for beside, label in (
             ("uniform", "uniform attention"),
             ("random", "random ranking"),
             ("position", "position alone"),
         ):
-            own = [part.loc[part["quantity"] == quantity.name, beside].mean() for quantity in MAIN]
+            own = [part.loc[part["quantity"] == quantity.name, beside].mean() for quantity in shown]
             out.add_row(label, *(f"{value:.3f}" if np.isfinite(value) else "" for value in own))
         console.print(out)
 

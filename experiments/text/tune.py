@@ -6,11 +6,24 @@ import numpy as np
 import pandas as pd
 
 from experiments.text.arms import PUBLISHED_MULTIPLIER, PUBLISHED_RATE, Protocol
+from experiments.text.claims import change, claims, judged, told
 from experiments.text.readings import Record, values
-from experiments.text.verdict import change, claims, told
+from experiments.text.tables import mean_of
 from qkdyn.metrics.intervals import confidence_interval
 
-SHOWN = ("entropy", "top_mass", "mrta", "auprc")
+SHOWN = ("entropy_marked", "top_mass_marked", "head_entropy", "entropy", "top_mass", "mrta", "auprc")
+
+
+def whole(records: Sequence[Record]) -> list[Record]:
+    """The arms none of whose runs diverged: parameters of one that did are those of an earlier time."""
+    return [record for record in records if all(run["diverged_at"] is None for run in record["runs"])]
+
+
+def sharpest_of(records: Sequence[Record]) -> Record | None:
+    """The arm of least mean entropy on toxic posts of the test split; None where it is not known of any whole arm."""
+    found = [(mean_of(values(record, "end", "test", "entropy_marked")), record) for record in whole(records)]
+    known = [pair for pair in found if np.isfinite(pair[0])]
+    return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def best_of(records: Sequence[Record], reading: str = "end") -> Record | None:
@@ -18,8 +31,8 @@ def best_of(records: Sequence[Record], reading: str = "end") -> Record | None:
 
     After the last epoch, as the published models are, or ("best") at each run's best epoch.
     """
-    whole = [record for record in records if all(run["diverged_at"] is None for run in record["runs"])]
-    return max(whole, key=lambda record: float(values(record, reading, "validation", "accuracy").mean()), default=None)
+    score = lambda record: float(values(record, reading, "validation", "accuracy").mean())  # noqa: E731
+    return max(whole(records), key=score, default=None)
 
 
 def chosen_group(records: Sequence[Record], protocol: Protocol) -> list[str]:
@@ -72,15 +85,20 @@ def tuning_verdict(records: Sequence[Record], name: str) -> str:
     faster = [record for record in candidates(records) if record is not base]
     best = best_of(faster)
     if best is not None:
-        sharpest = min(faster, key=lambda record: float(np.nanmean(values(record, "end", "test", "entropy"))))
+        sharpest = sharpest_of(faster)
+        no = "does not ask for a faster QK that could be told"
         gain = change(best, base, "accuracy", split="validation")
         said += [
             f"Of QK multipliers at that rate the best is x{best['arm']['qk']:g} (published "
             f"x{PUBLISHED_MULTIPLIER:g}); its validation accuracy is {told(gain)} beside no multiplier, so that validation "
-            f"{'asks for a faster QK' if gain.low > 0 else 'does not ask for a faster QK that could be told'}.",
+            f"{judged(gain, 'asks for a faster QK', no, no)}.",
             f"Attention of that choice {claims(best, base)}.",
-            f"Attention is sharpest at x{sharpest['arm']['qk']:g}, where validation accuracy is "
-            f"{told(change(sharpest, base, 'accuracy', split='validation'))} beside no multiplier.",
         ]
+        if sharpest is not None:
+            beside = told(change(sharpest, base, "accuracy", split="validation"))
+            said.append(
+                f"Attention is sharpest (least entropy on toxic posts) at x{sharpest['arm']['qk']:g}, where validation "
+                f"accuracy is {beside} beside no multiplier."
+            )
     title = f"**HateXplain, tuning ({name})**: {len(records[0]['runs'])} runs an arm; attention on the test split."
     return "\n".join([title, "", *(f"- {line}" for line in said)]) + "\n"
