@@ -1,4 +1,4 @@
-"""What may be claimed of attention, from intervals of differences: sharper, on the relevant tokens, better ranked, each apart."""
+"""Claims on attention from intervals of differences: sharper, on the relevant tokens, ranking them better; each apart."""
 
 from typing import NamedTuple
 
@@ -40,7 +40,8 @@ def estimate(own: np.ndarray, theirs: np.ndarray | None = None) -> Estimate:
     """Of values (seeds,), or of their differences from others by seed; those that are NaN are left out."""
     interval = confidence_interval(own) if theirs is None else paired_difference(own, theirs)
     known = np.isfinite(own if theirs is None else own - theirs)
-    return Estimate(*(float(part) for part in interval), int(known.sum()), known.size)
+    mean, low, high = (float(part) for part in interval)
+    return Estimate(mean, low, high, int(known.sum()), known.size)
 
 
 def change(
@@ -56,7 +57,8 @@ def effect(effects: pd.DataFrame, name: str, kind: str, factor: str, seeds: int)
     line = effects.loc[(effects["quantity"] == name) & (effects["kind"] == kind) & (effects["factor"] == factor)].iloc[
         0
     ]
-    return Estimate(*(float(line[part]) for part in ("mean", "low", "high")), int(line["seeds"]), seeds)
+    mean, low, high, known = (float(line[part]) for part in ("mean", "low", "high", "seeds"))
+    return Estimate(mean, low, high, int(known), seeds)
 
 
 def told(found: Estimate, sign: bool = True) -> str:

@@ -21,7 +21,8 @@ def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataF
     Kinds: total, all factors against none; alone, a factor against none; last, all against all but it; main, the mean over
     the others' levels; interaction, of two, half of what one changes in the effect of the other; share, a part of the
     total: the mean of what a factor adds, over all orders in which they may be added (Shapley), which sum to it. All of them
-    are differences within a seed, over the same seeds: those of which every arm has a value. Empty unless every arm of the factorial is there.
+    are differences within a seed, over the same seeds: those of which every arm has a value. Empty unless every arm of the
+    factorial is there.
     """
     found = {record["arm"]["name"]: record for record in records}
     if any(name not in found for name in comparison.arms):
@@ -58,7 +59,7 @@ def cells(known: dict[str, np.ndarray]) -> np.ndarray:
 
 def complete(found: np.ndarray, factors: int = len(NAMES)) -> np.ndarray:
     """Whether a seed has a value in every cell, (..., seeds) of (..., 2, ..., 2, seeds)."""
-    return np.isfinite(found).all(axis=tuple(range(-1 - factors, -1)))
+    return np.all(np.isfinite(found), axis=tuple(range(-1 - factors, -1)))
 
 
 def effects(found: np.ndarray, names: Sequence[str] = NAMES) -> Iterator[tuple[str, str, Interval]]:
