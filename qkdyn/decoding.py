@@ -130,7 +130,7 @@ def _decode(params, config, tokens, length, most, end, residual):
         if residual is not None:
             rows, rollout = (jnp.where(done.reshape(B, *(1,) * (part.ndim - 1)), 0, part) for part in state.row)
             out = out._replace(rows=out.rows.at[:, step].set(rows), rollout=out.rollout.at[:, step].set(rollout))
-        done = done | (token == end)
+        done = token == end
         # Nothing follows the last token.
         logits, kept, row = jax.lax.cond(
             (step + 1 < most) & ~done.all(),
