@@ -115,7 +115,7 @@ def _torch_training(larger: Training, measured: Training, bench: Bench) -> Actio
     from benchmarks import text_torch
 
     def trainer(of: Training, arm: int, one_row: bool) -> text_torch.Trainer:
-        return text_torch.trainer(of.job, params, of.rates(arm), float(of.runs.decay[arm]), one_row)
+        return text_torch.trainer(of.job, params, of.rates(arm), float(of.runs.decay["embed"][arm]), one_row)
 
     def rate(train: text_torch.Trainer, count: int) -> float:
         text_torch.use_threads(count)

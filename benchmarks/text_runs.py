@@ -95,10 +95,10 @@ def start(
     scale: float = 1.0,
 ) -> Training:
     """Runs before their first update, weights times `scale`, their arms spread over the devices as in the experiment."""
-    mesh, arms = arms_mesh(), len(runs.decay)
+    mesh, arms = arms_mesh(), len(runs.rate)
     runs = filled_up(runs, mesh.size)
     idle = spread(mesh, jax.tree.map(jnp.asarray, idle_of(job, runs)), -1)
-    state = begin(job, seeds, len(runs.decay))
+    state = begin(job, seeds, len(runs.rate))
     params, table = jax.tree.map(lambda leaf: scale * leaf, (state.params, state.table))
     state = spread(mesh, state._replace(params=params, table=table), 1)
     runs = spread(mesh, jax.tree.map(jnp.asarray, runs), 0)

@@ -18,7 +18,7 @@ Rate = float | jax.Array | optax.Schedule
 
 
 def circuit_optimizer(
-    base: Callable[[Any], optax.GradientTransformation],
+    base: Callable[[Any], optax.GradientTransformation] | Mapping[str, Callable[[Any], optax.GradientTransformation]],
     *,
     multipliers: Mapping[str, Rate],
     learning_rate: Rate = 1.0,
@@ -32,7 +32,7 @@ def circuit_optimizer(
     Args:
         base: makes the transform of one part from its learning rate (a number, a traced scalar or a schedule), e.g.
             `optax.sgd`, `functools.partial(optax.sgd, momentum=0.9)`, `optax.adamw`. Decay that `base` scales by its rate
-            (as adamw does) is scaled by the multiplier too.
+            (as adamw does) is scaled by the multiplier too. A mapping has one for each label, e.g. of its own decay.
         multipliers: a rate multiplier for each label: a number >= 0 (0 freezes the part), a traced scalar, so that one
             compilation serves a whole grid of ratios, or a schedule of the update count, such as `optax.linear_schedule`.
         learning_rate: what the multipliers multiply: a number, a traced scalar or a schedule. With the default 1.0 the
@@ -52,8 +52,11 @@ def circuit_optimizer(
     _check_rate("learning_rate", learning_rate)
     for name, value in multipliers.items():
         _check_rate(f"multipliers[{name!r}]", value)
+    bases = base if isinstance(base, Mapping) else dict.fromkeys(multipliers, base)
+    if set(bases) != set(multipliers):
+        reject("base", sorted(bases), f"one transform for each of {', '.join(map(repr, sorted(multipliers)))}")
     transforms: dict[Hashable, optax.GradientTransformation] = {
-        name: base(_product(learning_rate, value)) for name, value in multipliers.items()
+        name: bases[name](_product(learning_rate, value)) for name, value in multipliers.items()
     }
     grouped = optax.multi_transform(transforms, labels)
 

@@ -28,6 +28,7 @@ class Recipe:
         n_ctx: longest post in tokens; longer ones are cut.
         positions: rows of the position embedding.
         apart: names of parameters that are trained as group "rest", whatever their circuit.
+        undecayed: groups without weight decay.
         agreement: how annotators' masks become one: majority, union, or mean3 (their sum over three, as published).
         batch: posts of an update.
         by_length: batches of posts of similar length; else a uniform shuffle.
@@ -55,6 +56,7 @@ class Recipe:
     n_ctx: int = 128
     positions: int = 256
     apart: tuple[str, ...] = ()
+    undecayed: tuple[str, ...] = ()
     agreement: str = "union"
     batch: int = 32
     by_length: bool = True
@@ -79,6 +81,9 @@ class Recipe:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 reject(name, getattr(self, name), "one of " + ", ".join(values))
+        for group in self.undecayed:
+            if group not in GROUPS:
+                reject("each of undecayed", group, "one of " + ", ".join(GROUPS))
         for name in ("n_layers", "d_model", "n_heads", "d_head", "n_ctx", "batch", "positions"):
             check_count(name, getattr(self, name))
         if self.positions < self.n_ctx + self.query_token:

@@ -166,7 +166,9 @@ class Reader:
     def whole(self, state: TextState, split: Split, *, curve: bool) -> Records:
         """Means and distributions of a split, (S, A, ...); with `curve` faithfulness averaged over `SHARES` too."""
         found = self.posts(state, split, self.recipe.share)
-        out = means(found, split, self.recipe.confidence, len(LABELS)) | distributions(found, split)
+        out = means(found, split, self.recipe.confidence, len(LABELS)) | distributions(
+            found, split, self.recipe.confidence
+        )
         if curve:
             each = [found if share == self.recipe.share and not self.how.slots else None for share in SHARES]
             each = [
@@ -178,7 +180,7 @@ class Reader:
                 out |= {f"{name}_curve": by_share, f"aopc_{name}": by_share.mean(-1)}
         return out
 
-    def floors(self, split: Split) -> dict[str, float]:
+    def floors(self, split: Split) -> dict[str, Any]:
         """What uniform attention and position alone would get."""
         return floors(split, self.how, self.recipe.confidence)
 
@@ -216,7 +218,8 @@ def prepare(
         name: np.array([getattr(arm, name) for arm in arms], np.float32) for name in (*GROUPS, "rate", "decay")
     }
     multipliers = {name: columns[name] for name in GROUPS}
-    return campaign, TextRuns(columns["rate"], multipliers, columns["decay"], np.array([arm.stale for arm in arms]))
+    decay = {name: columns["decay"] * np.float32(name not in recipe.undecayed) for name in GROUPS}
+    return campaign, TextRuns(columns["rate"], multipliers, decay, np.array([arm.stale for arm in arms]))
 
 
 def _widths(recipe: Recipe, posts: Encoded, model: TransformerConfig) -> tuple[int, ...]:
@@ -258,6 +261,7 @@ def _written(
         "data": {
             **{name: len(getattr(data, name)) for name in ("train", *SPLITS)},
             "cut": {name: getattr(data, name).cut for name in ("train", *SPLITS)},
+            "empty": {name: getattr(data, name).empty for name in ("train", *SPLITS)},
             "vocabulary": data.vocabulary,
             "sha256": data.sha256,
         },
@@ -281,7 +285,7 @@ def _run(
     epochs: int,
     records: Records,
     end: dict[str, Records],
-    known: dict[str, dict[str, float]],
+    known: dict[str, dict[str, Any]],
 ) -> dict[str, Any]:
     """What a record says of one run."""
     own = {name: values[at] for name, values in records.items()}

@@ -27,7 +27,7 @@ class Reading:
         model: the transformer.
         last_slot: measure attention at the last of the n_ctx slots, not at the readout.
         slots: delete and keep tokens among all slots, padding included, not among content tokens.
-        by_rank: kept tokens stand by rising attention, not in the order of the text.
+        by_rank: kept tokens stand by falling attention, not in the order of the text.
         residual: weight of attention in the rollout.
         top: share of the content tokens whose mass is `top_mass` and that are the hard selection of `token_f1`.
     """
@@ -67,8 +67,9 @@ def read(
 
     Returns:
         predicted class, probability of the true class, loss; mass on relevant tokens, entropy in nats, top_mass, auprc,
-        token_f1, iou_f1 of the measured row (mean over heads; of several layers their rollout), heads_mass, heads_entropy
-        and heads_auprc of each head; comprehensiveness and sufficiency.
+        token_f1, iou_f1 of the measured row (mean over heads; of several layers their rollout), heads_mass, heads_entropy,
+        heads_auprc and heads_top_mass of each head; comprehensiveness and sufficiency. All of them NaN, and the predicted
+        class -1, where a run's probabilities or attention are not finite.
     """
     arms = state.table.shape[1]
     where = readouts(data, how.model)
@@ -129,7 +130,8 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
     true = jnp.take_along_axis(probability, posts.label[:, None], 1)[:, 0]
     row, heads = _rows(how, out.attention, measured)
     hit = posts.relevant > 0
-    top = cores.top_mask(jnp, row, posts.content, cores.top_count(jnp, posts.content.sum(-1), how.top))
+    count = cores.top_count(jnp, posts.content.sum(-1), how.top)
+    top = cores.top_mask(jnp, row, posts.content, count)
     found = {
         "predicted": predicted,
         "probability": true,
@@ -143,6 +145,7 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         "heads_mass": cores.mass(jnp, heads, posts.relevant[:, None]),
         "heads_entropy": cores.entropy(jnp, heads),
         "heads_auprc": cores.auprc(jnp, heads, hit[:, None], posts.content[:, None]),
+        "heads_top_mass": cores.topk_mass(jnp, heads, count[:, None], posts.content[:, None]),
     }
     candidates = jnp.ones_like(posts.content) if how.slots else posts.content
     real = candidates if how.slots else jnp.arange(T)[None] < posts.length[:, None]
@@ -151,10 +154,18 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         ("comprehensiveness", cores.without_top(jnp, real, chosen)),
         ("sufficiency", cores.only_top(jnp, real, candidates, chosen)),
     ):
-        score = row if how.by_rank and name == "sufficiency" else None
+        # As numpy's partition of the negated attention leaves them, which the published code does not sort.
+        score = -row if how.by_rank and name == "sufficiency" else None
         reduced = _reduced(how, params, x, posts, keep, score)
         found[name] = cores.probability_drop(jnp, probability, reduced)
-    return found
+    # Comparisons with NaN are false: without this, a diverged run would have no entropy and the sharpest attention.
+    known = jnp.isfinite(out.logits[:, 0]).all(-1) & jnp.isfinite(heads).all((1, 2))
+
+    def guarded(values: Any) -> Any:
+        where = known.reshape(-1, *(1,) * (values.ndim - 1))
+        return jnp.where(where, values, -1 if jnp.issubdtype(values.dtype, jnp.integer) else jnp.nan)
+
+    return {name: guarded(values) for name, values in found.items()}
 
 
 def _rows(how: Reading, attention: Any, measured: Any) -> tuple[Any, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from qkdyn.metrics import cores
-from qkdyn.metrics.attention import uniform_attention_confidence
 from qkdyn.metrics.dtap import dtap
 from qkdyn.readings.posts import Reading
 from qkdyn.text.encoded import Encoded
@@ -17,9 +16,8 @@ from qkdyn.train.text_batches import readouts
 EDGES = (0.0, 0.33, 0.66, 1.1)
 THRESHOLDS = np.linspace(0, 1, 21)
 Records = dict[str, np.ndarray]
-# Means over all posts, and over marked ones.
-_ALL = ("loss", "entropy", "top_mass", "comprehensiveness", "sufficiency")
-_MARKED = ("mass", "auprc", "token_f1", "iou_f1")
+# Means over all posts, and again over marked ones alone.
+_BOTH = ("entropy", "top_mass", "comprehensiveness", "sufficiency")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +28,13 @@ class Split:
         data: the posts.
         ranked: marked posts with a token that is not marked: where a ranking says something, (N,).
         attendable: tokens that the measured row may attend to, (N,).
+        uniform: mass that uniform attention over these puts on relevant tokens, (N,).
     """
 
     data: Encoded
     ranked: np.ndarray
     attendable: np.ndarray
+    uniform: np.ndarray
 
 
 def split_of(data: Encoded, how: Reading) -> Split:
@@ -49,7 +49,9 @@ def split_of(data: Encoded, how: Reading) -> Split:
         attendable = data.length
     if how.model.mask_padding:
         attendable = np.minimum(attendable, data.length)
-    return Split(data, ranked, attendable)
+    slots = np.arange(data.relevant.shape[1])
+    uniform = (data.relevant * (slots < attendable[:, None])).sum(1) / attendable
+    return Split(data, ranked, attendable, uniform)
 
 
 def means(found: Mapping[str, np.ndarray], split: Split, confidence: float, classes: int) -> dict[str, np.ndarray]:
@@ -66,25 +68,39 @@ def means(found: Mapping[str, np.ndarray], split: Split, confidence: float, clas
     share = found["entropy"] / np.log(np.maximum(split.attendable, 2))
     out = {
         "accuracy": right.mean(-1),
+        "accuracy_marked": _over(right, marked),
         "macro_f1": cores.macro_f1(np, found["predicted"], np.broadcast_to(data.label, right.shape), classes),
-        **{name: found[name].mean(-1) for name in _ALL},
-        **{name: _over(found[name], marked) for name in _MARKED if name not in ("mass", "auprc")},
+        "loss": found["loss"].mean(-1),
+        **{name: found[name].mean(-1) for name in _BOTH},
+        **{f"{name}_marked": _over(found[name], marked) for name in _BOTH},
+        **{name: _over(found[name], marked) for name in ("token_f1", "iou_f1")},
         "entropy_share": _over(share, many),
         "mrta_all": found["mass"].mean(-1),
         "mrta": _over(found["mass"], marked),
         "auprc": _over(found["auprc"], split.ranked),
-        "comprehensiveness_marked": _over(found["comprehensiveness"], marked),
-        "sufficiency_marked": _over(found["sufficiency"], marked),
-        "accuracy_marked": _over(right, marked),
         "ac_all": 100 * hit.mean(-1),
         "ac": 100 * _over(hit, marked),
         "acmc_all": 100 * sure.mean(-1),
         "acmc": 100 * _over(sure, marked),
+        "head_entropy": found["heads_entropy"].mean((2, 3)),
+        "head_top_mass": found["heads_top_mass"].mean((2, 3)),
         "heads_mrta": _over(found["heads_mass"], marked, 2),
         "heads_entropy": found["heads_entropy"].mean(2),
         "heads_auprc": _over(found["heads_auprc"], split.ranked, 2),
+        "heads_top_mass": found["heads_top_mass"].mean(2),
     }
-    return {name: np.asarray(values, np.float32) for name, values in out.items()}
+    known = _known(found)
+    return {name: np.where(_beside(known, values), values, np.nan).astype(np.float32) for name, values in out.items()}
+
+
+def _known(found: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Runs whose measures are finite on every post, (S, A): of the others, nothing is said."""
+    return np.all(np.isfinite(found["mass"]) & np.isfinite(found["probability"]), axis=-1)
+
+
+def _beside(runs: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """(S, A) with as many axes as `values`."""
+    return runs.reshape(*runs.shape, *(1,) * (values.ndim - 2))
 
 
 def _over(values: np.ndarray, which: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -95,67 +111,82 @@ def _over(values: np.ndarray, which: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.compress(which, values, axis).mean(axis)
 
 
-def distributions(found: Mapping[str, np.ndarray], split: Split) -> dict[str, np.ndarray]:
-    """DTAP of all and of the marked posts, (S, A, 3, 3), percent; AC and ACMC of the marked over the thresholds, (S, A, 21).
+def distributions(found: Mapping[str, np.ndarray], split: Split, confidence: float) -> dict[str, np.ndarray]:
+    """Of each run: heat maps, curves, and what uniform attention would get with its probabilities.
 
-    And of each head the shares of all posts in the bins of attention, (S, A, heads, 3).
+    Returns:
+        dtap_all and dtap (marked posts), (S, A, 3, 3), percent; ac_curve and acmc_curve of the marked posts over
+        `THRESHOLDS`, (S, A, 21); uniform_acmc, uniform_acmc_all, uniform_acmc_curve; heads_bins, the shares of all posts in
+        each head's bins of attention, (S, A, heads, 3).
     """
     every, marked = np.ones(len(split.data), bool), split.data.marked
     mass, probability = found["mass"], found["probability"]
-    runs = list(np.ndindex(mass.shape[:2]))
-    known = np.all(np.isfinite(mass) & np.isfinite(probability), axis=-1)
+    known = _known(found)
 
     def maps(which: np.ndarray) -> np.ndarray:
         size = len(EDGES) - 1
         nothing = np.full((size, size), np.nan)
         each = [
             dtap(mass[run][which], probability[run][which], EDGES) if which.any() and known[run] else nothing
-            for run in runs
+            for run in np.ndindex(known.shape)
         ]
-        return np.stack(each).reshape(*mass.shape[:2], size, size)
+        return np.stack(each).reshape(*known.shape, size, size)
 
     levels = THRESHOLDS.astype(np.float32)
-    reached = mass[..., marked, None] >= levels
-    both = reached & (probability[..., marked, None] >= levels)
-    curve = lambda hits: 100 * hits.mean(2) if marked.any() else np.full((*mass.shape[:2], len(levels)), np.nan)  # noqa: E731
+    sure, uniform = probability[..., None] >= levels, split.uniform.astype(np.float32)
+    reached, flat = mass[..., None] >= levels, uniform[:, None] >= levels
+    at = np.float32(confidence)
+    flat_sure = (uniform >= at) & (probability >= at)
     bins = np.searchsorted(np.asarray(EDGES[1:-1], np.float32), found["heads_mass"], side="right")
-    heads = np.stack([(bins == k).mean(2) for k in range(len(EDGES) - 1)], -1)
-    curves = {"ac_curve": curve(reached), "acmc_curve": curve(both)}
-    return {"dtap_all": maps(every), "dtap": maps(marked), **curves, "heads_bins": heads}
+    out = {
+        "dtap_all": maps(every),
+        "dtap": maps(marked),
+        "ac_curve": 100 * _over(reached, marked, 2),
+        "acmc_curve": 100 * _over(reached & sure, marked, 2),
+        "uniform_acmc_curve": 100 * _over(flat & sure, marked, 2),
+        "uniform_acmc": 100 * _over(flat_sure, marked),
+        "uniform_acmc_all": 100 * flat_sure.mean(-1),
+        "heads_bins": np.stack([(bins == k).mean(2) for k in range(len(EDGES) - 1)], -1),
+    }
+    return {name: np.where(_beside(known, values), values, np.nan) for name, values in out.items()}
 
 
-def floors(split: Split, how: Reading, confidence: float) -> dict[str, float]:
+def floors(split: Split, how: Reading, confidence: float) -> dict[str, Any]:
     """What uniform attention and rankings by position alone would get on these posts.
 
     Both claims about attention need them: on short posts uniform attention alone is well above the thresholds of AC, and tokens
     that come first or last are relevant more often than others.
     """
-    data = split.data
-    content, marked, ranked = data.content, data.marked, split.ranked
-    width = int(max(split.attendable.max(), content.shape[1]))
-    allowed = np.arange(width) < split.attendable[:, None]
-    relevant = np.zeros((len(data), width), np.float32)
-    relevant[:, : content.shape[1]] = data.relevant
-    mass = (relevant * allowed).sum(1) / split.attendable
-    top = cores.top_count(np, content.sum(1), how.top)
-    hit = (data.relevant > 0) & content
+    data, marked, ranked = split.data, split.data.marked, split.ranked
+    content, hit = data.content, (data.relevant > 0) & data.content
+    count, hits = content.sum(1), hit.sum(1)
+    k = np.minimum(cores.top_count(np, count, how.top), count)
+    # The tokens that uniform attention selects: ties go to the earliest.
+    first = cores.top_mask(np, np.zeros(content.shape), content, k)
+    reach = split.uniform.astype(np.float32)
 
-    def mean(values: Any, which: np.ndarray) -> float:
-        return float(values[which].mean()) if which.any() else float("nan")
+    def mean(values: Any, which: np.ndarray | slice = slice(None)) -> float:
+        chosen = values[which]
+        return float(chosen.mean()) if chosen.size else float("nan")
 
     return {
-        "uniform_mrta": mean(mass, marked),
-        "uniform_mrta_all": float(mass.mean()),
-        "uniform_entropy": float(np.log(split.attendable).mean()),
-        "uniform_top_mass": float((np.minimum(top, content.sum(1)) / split.attendable).mean()),
+        "uniform_mrta": mean(split.uniform, marked),
+        "uniform_mrta_all": mean(split.uniform),
+        "uniform_entropy": mean(np.log(split.attendable)),
+        "uniform_entropy_marked": mean(np.log(split.attendable), marked),
+        "uniform_top_mass": mean(k / split.attendable),
+        "uniform_top_mass_marked": mean(k / split.attendable, marked),
         "uniform_auprc": mean(cores.chance_auprc(np, hit, content), ranked),
         "random_auprc": mean(cores.random_auprc(np, hit, content), ranked),
         "position_auprc_first": mean(cores.position_auprc(np, hit, content), ranked),
         "position_auprc_last": mean(cores.position_auprc(np, hit, content, last=True), ranked),
-        "uniform_ac_all": float(uniform_attention_confidence(relevant, allowed, confidence)),
-        "uniform_ac": float(uniform_attention_confidence(relevant[marked], allowed[marked], confidence))
-        if marked.any()
-        else float("nan"),
+        "uniform_token_f1": mean(cores.token_f1(np, first, hit), marked),
+        "uniform_iou_f1": mean(cores.iou_f1(np, first, hit), marked),
+        # k of n tokens at random share k R / n with the R relevant ones.
+        "random_token_f1": mean(2 * k * hits / np.maximum(count * (k + hits), 1), marked),
+        "uniform_ac": 100 * mean(reach >= np.float32(confidence), marked),
+        "uniform_ac_all": 100 * mean(reach >= np.float32(confidence)),
+        "uniform_ac_curve": [100 * mean(reach >= level, marked) for level in THRESHOLDS.astype(np.float32)],
     }
 
 
@@ -185,12 +216,12 @@ def extended(
             key = f"{name}/{measure}"
             before = out.get(key, np.zeros((*values.shape[:2], 0, *values.shape[2:]), np.float32))
             out[key] = np.concatenate([before, values[:, :, None]], 2)
-    accuracy = out["validation/accuracy"]
+    accuracy = np.nan_to_num(out["validation/accuracy"], nan=-1.0)
     epoch = accuracy.shape[-1]
     better = accuracy.argmax(-1) == epoch - 1
     new: Records = {"epoch": np.full(better.shape, epoch)}
     for name, split in splits.items():
-        new |= {f"{name}/{what}": values for what, values in distributions(found[name], split).items()}
+        new |= {f"{name}/{what}": values for what, values in distributions(found[name], split, confidence).items()}
     for name, values in new.items():
         old = out.get(f"best/{name}", values)
         out[f"best/{name}"] = np.where(better.reshape(*better.shape, *(1,) * (values.ndim - 2)), values, old)

@@ -165,11 +165,14 @@ def spread(mesh: jax.sharding.Mesh, tree: Any, axis: int) -> Any:
     return jax.tree.map(put, tree)
 
 
-def filled_up(tree: Any, devices: int) -> Any:
-    """As many rows of every leaf as the devices share evenly: the last one is repeated."""
+def filled_up(tree: Any, devices: int, axis: int = 0) -> Any:
+    """As many arms in every leaf that has the axis as the devices share evenly: the last one is repeated."""
 
-    def more(leaf: Any) -> np.ndarray:
-        rows = np.asarray(leaf)
-        return np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % devices, axis=0)])
+    def more(leaf: Any) -> Any:
+        missing = -leaf.shape[axis] % devices if leaf.ndim > axis else 0
+        if not missing:
+            return leaf
+        last = np.take(leaf, [-1], axis)
+        return np.concatenate([leaf, np.repeat(last, missing, axis)], axis)
 
     return jax.tree.map(more, tree)

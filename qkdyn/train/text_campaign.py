@@ -66,21 +66,20 @@ class TextCampaign:
             on_chunk: hears after each chunk how many updates are made, and the records so far.
 
         Returns:
-            The state, settled, whose arms may be more than A, the last of them copies; and records: "losses" (S, A, updates)
-            before each update, and what `measure` makes of them.
+            The state, settled, and records: "losses" (S, A, updates) before each update, and what `measure` makes of them.
 
         Raises:
             Interrupted: a signal was noted; the state is saved.
         """
-        arms, mesh = len(runs.decay), arms_mesh()
+        arms, mesh = len(runs.rate), arms_mesh()
         runs = filled_up(runs, mesh.size)
         idle = spread(mesh, jax.tree.map(jnp.asarray, idle_of(self.job, runs)), -1)
-        state = begin(self.job, self.seeds, len(runs.decay))
+        state = begin(self.job, self.seeds, arms)
         runs = spread(mesh, jax.tree.map(jnp.asarray, runs), 0)
         records: Records = {}
         if self.store and (found := self.store.newest(key)):
             state, records = restore(found[0], state)
-        state = spread(mesh, state, 1)
+        state = spread(mesh, filled_up(state, mesh.size, 1), 1)
         batches, prepared, unique = None, -1, 0
         while (step := int(state.step)) < self.job.steps:
             epoch, start = divmod(step, self.job.steps // self.epochs)
@@ -101,8 +100,10 @@ class TextCampaign:
                 state = settle(state, idle)
                 records = self.measure(state, epoch, records)
             on_chunk(step + count, records)
-            keep(state, records, key, self.store, self.request)
-        return state, records
+            if (self.request and self.request.name) or (self.store and self.store.due()):
+                # Without the copies that fill up the devices: another number of them goes on from there.
+                keep(_first(state, arms), records, key, self.store, self.request)
+        return _first(state, arms), records
 
     def _batches(self, epoch: int) -> Batches:
         return epoch_batches(
@@ -114,3 +115,8 @@ class TextCampaign:
             widths=self.job.widths,
             by_length=self.by_length,
         )
+
+
+def _first(state: TextState, arms: int) -> TextState:
+    """The state of the first arms alone."""
+    return jax.tree.map(lambda leaf: leaf[:, :arms] if leaf.ndim > 1 and leaf.shape[1] > arms else leaf, state)

@@ -59,13 +59,13 @@ class TextRuns(NamedTuple):
     Attributes:
         rate: (A,), base learning rate.
         multipliers: for each label (A,).
-        decay: (A,), weight decay.
+        decay: for each label (A,), weight decay.
         stale: (A,), whether frozen gradients add up and take part in clipping.
     """
 
     rate: Any
     multipliers: dict[str, Any]
-    decay: Any
+    decay: dict[str, Any]
     stale: Any
 
 
@@ -112,7 +112,7 @@ def idle_of(job: TextJob, runs: TextRuns) -> Idle:
     """The tables for embedding rows between two readings."""
     schedule = cosine(np, np.arange(job.steps, dtype=np.float64), job.warmup, job.steps)
     rate = np.asarray(runs.rate, np.float64) * np.asarray(runs.multipliers["embed"], np.float64)
-    return idle_tables(schedule[:, None] * rate, runs.decay)
+    return idle_tables(schedule[:, None] * rate, runs.decay["embed"])
 
 
 def begin(job: TextJob, seeds: tuple[int, ...], arms: int) -> TextState:
@@ -126,18 +126,18 @@ def _begin(job: TextJob, seeds: Any, arms: int) -> TextState:
     # (seed, arm, vocabulary, d) -> rows of all arms
     table = params["embed"].pop("W_E").swapaxes(1, 2).reshape(-1, arms, job.model.d_model)
     ones = dict.fromkeys(set(jax.tree.leaves(labels_of(job, params))), 1.0)
-    opt = jax.vmap(jax.vmap(lambda some: _optimizer(job, some, 1.0, ones, 0.0).init(some)))(params)
+    opt = jax.vmap(jax.vmap(lambda some: _optimizer(job, some, 1.0, ones, ones).init(some)))(params)
     left = jax.tree.map(jnp.zeros_like, params) if job.stale else ()
     zeros = jnp.zeros_like(table)
     last = jnp.full(len(table), NEVER, jnp.int32)
     return TextState(params, opt, table, zeros, zeros, last, left, jnp.int32(0))
 
 
-def _optimizer(job: TextJob, params: Any, rate: Any, multipliers: dict[str, Any], decay: Any) -> Any:
-    """AdamW at the multiples of one run."""
-    base = functools.partial(optax.adamw, b1=B1, b2=B2, eps=EPS, weight_decay=decay)
+def _optimizer(job: TextJob, params: Any, rate: Any, multipliers: dict[str, Any], decay: dict[str, Any]) -> Any:
+    """AdamW at the multiples and decays of one run."""
     labels = labels_of(job, params)
-    used = {name: multipliers[name] for name in set(jax.tree.leaves(labels))}
+    used = {name: multipliers[name] for name in sorted(set(jax.tree.leaves(labels)))}
+    base = {name: functools.partial(optax.adamw, b1=B1, b2=B2, eps=EPS, weight_decay=decay[name]) for name in used}
     schedule = lambda count: rate * cosine(jnp, count, job.warmup, job.steps)  # noqa: E731
     return circuit_optimizer(base, multipliers=used, learning_rate=schedule, labels=labels)
 

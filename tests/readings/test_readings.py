@@ -1,5 +1,8 @@
 """What is read of every post, against the public measures and the model itself, one post and one run at a time."""
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +16,7 @@ from qkdyn.metrics.dtap import dtap
 from qkdyn.metrics.faithfulness import top_tokens
 from qkdyn.metrics.plausibility import auprc, iou_f1, position_auprc, token_f1
 from qkdyn.metrics.rollout import head_rows, rollout_row
-from qkdyn.metrics.sharpness import attention_entropy, entropy_share
+from qkdyn.metrics.sharpness import attention_entropy, entropy_share, top_k_mass, uniform_top_k_mass
 from qkdyn.readings.posts import Reading, read
 from qkdyn.readings.splits import EDGES, THRESHOLDS, distributions, extended, floors, means, split_of
 from qkdyn.train.text_batches import readouts
@@ -92,6 +95,7 @@ def test_readings_are_those_of_one_post_and_one_run_at_a_time(changed, how, quer
         heads = head_rows(maps, measured)
         close("heads_mass", [attention_mass(head, relevant) for head in heads.reshape(-1, width)])
         close("heads_entropy", [attention_entropy(head) for head in heads.reshape(-1, width)])
+        close("heads_top_mass", [top_k_mass(head, top.sum(), content) for head in heads.reshape(-1, width)])
         # Tokens are deleted from a list, and what is left is read as a post of its own.
         candidates = np.ones(data.n_ctx, bool) if how.slots else content
         chosen = top_tokens(row[None], candidates[None], SHARE)[0]
@@ -100,7 +104,7 @@ def test_readings_are_those_of_one_post_and_one_run_at_a_time(changed, how, quer
         without = [int(tokens[t]) for t in range(real) if not chosen[t]]
         kept = [t for t in range(real) if chosen[t] or not candidates[t]]
         if how.by_rank:
-            kept = sorted(kept, key=lambda t: row[t])
+            kept = sorted(kept, key=lambda t: -row[t])
         only = [int(tokens[t]) for t in kept]
         best = probability.argmax()
         for name, words in (("comprehensiveness", without), ("sufficiency", only)):
@@ -136,6 +140,30 @@ def test_measures_of_a_split_are_the_public_ones():
     np.testing.assert_allclose(known["uniform_mrta"], mrta(attention_mass(uniform, data.relevant)[marked]), rtol=1e-5)
     np.testing.assert_allclose(known["uniform_entropy"], attention_entropy(uniform).mean(), rtol=1e-5)
     np.testing.assert_allclose(entropy_share(uniform, allowed), 1, rtol=1e-6)
+    content = data.content & marked[:, None]
+    k = np.maximum(np.ceil(0.2 * data.content.sum(1) - 1e-9), 1).astype(int)
+    masses = uniform_top_k_mass(allowed, k, data.content)
+    np.testing.assert_allclose(known["uniform_top_mass"], masses.mean(), rtol=1e-5)
+    np.testing.assert_allclose(known["uniform_top_mass_marked"], masses[marked].mean(), rtol=1e-5)
+    flat = attention_mass(uniform, data.relevant)
+    np.testing.assert_allclose(known["uniform_ac"], attention_confidence(flat[marked], 0.33), rtol=1e-5)
+    np.testing.assert_allclose(
+        known["uniform_ac_curve"], [attention_confidence(flat[marked], level) for level in THRESHOLDS], rtol=1e-5
+    )
+    spread = distributions(found, split, 0.33)
+    np.testing.assert_allclose(spread["uniform_acmc_all"][0, 1], acmc(flat, probability[0, 1], 0.33, 0.33), rtol=1e-5)
+    np.testing.assert_allclose(
+        spread["uniform_acmc_curve"][1, 1],
+        [acmc(flat[marked], probability[1, 1][marked], level, level) for level in THRESHOLDS],
+        rtol=1e-5,
+    )
+    hits = (data.relevant > 0) & content
+    earliest = data.content & (np.arange(16) < k[:, None])
+    np.testing.assert_allclose(known["uniform_token_f1"], token_f1(earliest, hits)[marked].mean(), rtol=1e-5)
+    np.testing.assert_allclose(known["uniform_iou_f1"], iou_f1(earliest, hits)[marked].mean(), rtol=1e-5)
+    rng = np.random.default_rng(0)
+    drawn = [token_f1(top_tokens(rng.random(hits.shape), data.content, 0.2), hits)[marked].mean() for _ in range(2000)]
+    np.testing.assert_allclose(known["random_token_f1"], np.mean(drawn), atol=4 * np.std(drawn) / 2000**0.5)
     hits = (data.relevant > 0)[split.ranked]
     first = position_auprc(hits, data.content[split.ranked])
     np.testing.assert_allclose(known["position_auprc_first"], first.mean(), rtol=1e-5)
@@ -162,17 +190,22 @@ def test_the_best_epoch_is_the_first_of_the_highest_validation_accuracy():
     np.testing.assert_allclose(records["best/test/ac_curve"][0, 0], 100.0 * (THRESHOLDS.astype(np.float32) <= 0.1))
 
 
-def test_a_run_that_is_not_finite_has_no_heat_map_and_the_others_do():
+@pytest.mark.parametrize("broken", [("layers", 0, "qk", "W_Q"), ("head", "W_U")])
+def test_of_a_run_that_is_not_finite_nothing_is_said_and_of_the_others_all(broken):
     config = config_of()
     how = Reading(config)
     data = made_posts(config, posts=12)
     split = split_of(data, how)
     state, _ = state_of(config)
-    state.params["head"]["W_U"] = state.params["head"]["W_U"].at[0, 0].set(jnp.nan)
+    *path, name = broken
+    owner = functools.reduce(operator.getitem, path, state.params)
+    owner[name] = owner[name].at[0, 0].set(jnp.nan)
     found = read(how, state, data, SHARE, widths=(16,), seeds=S)
     records = extended({}, {"validation": found}, {"validation": split}, 0.33, 3)
-    assert np.isnan(records["best/validation/dtap"][0, 0]).all()
-    assert np.isnan(records["validation/loss"][0, 0]).all()
+    for name, values in records.items():
+        if name != "best/epoch":
+            assert np.isnan(values[0, 0]).all(), name
+            assert np.isfinite(values[1]).all(), name
     np.testing.assert_allclose(records["best/validation/dtap"][1].sum((-2, -1)), 100)
 
 
@@ -182,7 +215,7 @@ def test_heads_are_counted_in_the_bins_of_their_own_attention():
     data = made_posts(config, posts=12)
     state, _ = state_of(config)
     found = read(how, state, data, SHARE, widths=(16,), seeds=S)
-    bins = distributions(found, split_of(data, how))["heads_bins"]
+    bins = distributions(found, split_of(data, how), 0.33)["heads_bins"]
     for s, a, h in np.ndindex(*bins.shape[:3]):
         expected = np.histogram(found["heads_mass"][s, a, :, h], np.asarray(EDGES, np.float32))[0] / 12
         np.testing.assert_allclose(bins[s, a, h], expected)

@@ -30,4 +30,6 @@ def runs_of(*arms):
     ones = np.ones(len(arms), np.float32)
     names = dict(zip(("qk", "embed", "mlp"), columns, strict=False))
     multipliers = {"ov": ones, "head": ones, "rest": ones, **names}
-    return TextRuns(0.01 * ones, multipliers, columns[3], columns[4] > 0)
+    # Of two groups the decay is another one.
+    decay = {name: columns[3] * np.float32({"head": 0, "qk": 2}.get(name, 1)) for name in multipliers}
+    return TextRuns(0.01 * ones, multipliers, decay, columns[4] > 0)

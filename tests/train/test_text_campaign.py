@@ -7,6 +7,7 @@ from made_text import config_of, made_posts, runs_of
 
 from qkdyn.errors import CheckpointError, Interrupted
 from qkdyn.train import text_campaign
+from qkdyn.train.devices import filled_up
 from qkdyn.train.interrupt import Request
 from qkdyn.train.store import open_store
 from qkdyn.train.text_campaign import TextCampaign
@@ -91,3 +92,19 @@ def test_a_checkpoint_of_other_arms_is_refused(tmp_path, short_chunks):
     more, runs, _ = campaign(store, arms=(*ARMS, ARMS[0]))
     with pytest.raises(CheckpointError):
         more.finish(runs, "key")
+
+
+def test_arms_that_fill_up_the_devices_are_not_saved(tmp_path, short_chunks, monkeypatch):
+    one, runs, _ = campaign()
+    expected, records = one.finish(runs, "key")
+    # As if there were four devices: two arms, and two copies of the second.
+    monkeypatch.setattr(text_campaign, "filled_up", lambda tree, devices, axis=0: filled_up(tree, 4, axis))
+    store = open_store(tmp_path / "s", {"it": "same"}, every=0.0)
+    stopped, runs, _ = campaign(store, asked())
+    with pytest.raises(Interrupted):
+        stopped.finish(runs, "key")
+    monkeypatch.undo()
+    again, runs, _ = campaign(store)
+    state, found = again.finish(runs, "key")
+    np.testing.assert_allclose(found["losses"], records["losses"], rtol=1e-5)
+    np.testing.assert_allclose(state.table, expected.table, atol=1e-5)
