@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import table1_hatexplain as table1
 from experiments.text.readings import QUANTITIES
 
 FLOORS = sorted({q.uniform for q in QUANTITIES if isinstance(q.uniform, str) and "area" not in q.uniform})
@@ -60,6 +61,16 @@ def made_record(recipe, arm):
         "tokens_per_second": 1e5,
         "runs": runs,
     }
+
+
+def made(protocol):
+    """Records as the command would have them."""
+    places = table1.places(None, protocol)
+    found = [made_record(protocol.recipe, arm) for arm in protocol.arms]
+    return [
+        {"arm": dict(place.arm), "wall_seconds": 1.0, **record, **place.shared}
+        for place, record in zip(places, found, strict=True)
+    ]
 
 
 def trainer(calls):

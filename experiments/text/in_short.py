@@ -72,8 +72,9 @@ def _met(found: Found, layers: int) -> list[str]:
         if confident is not None
         else ""
     )
+    where = f"({other.split}, all posts)"
     return [
-        f"The published arms differ by {printed:.3f} in MRTA ({other.split}, all posts); ours, with {what}, by {told(ours)}, {end}{ac}."
+        f"The published arms differ by {printed:.3f} in MRTA {where}; ours, with {what}, by {told(ours)}, {end}{ac}."
     ]
 
 

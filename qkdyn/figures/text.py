@@ -10,6 +10,7 @@ import numpy as np
 
 from qkdyn.errors import InputError
 from qkdyn.figures import canvas
+from qkdyn.figures.text_records import as_numbers, measured, of_posts, over_epochs
 from qkdyn.metrics.dtap import mean_and_std
 from qkdyn.metrics.intervals import confidence_interval
 
@@ -25,14 +26,16 @@ BINS = ("< 0.33", "to 0.66", "> 0.66")
 WHOSE = {"dtap_all": "all posts", "dtap": "toxic posts with rationales"}
 # Quantity, label, name of its uniform value; what is sharper comes before what is sharper on the relevant tokens.
 PANELS = (
-    ("accuracy", "accuracy", None),
-    ("entropy", "sharper: entropy, nats", "uniform_entropy"),
-    ("top_mass", "sharper: mass of the top 20%", "uniform_top_mass"),
-    ("mrta", "on the relevant tokens: MRTA", "uniform_mrta"),
-    ("auprc", "on the relevant tokens: AUPRC", "uniform_auprc"),
-    ("comprehensiveness", "faithful: comprehensiveness", None),
+    ("accuracy", "accuracy, all posts", None),
+    ("entropy_marked", "sharper: entropy, nats,\ntoxic posts", "uniform_entropy_marked"),
+    ("top_mass_marked", "sharper: mass of the top 20%,\ntoxic posts", "uniform_top_mass_marked"),
+    ("head_entropy", "sharper: mean entropy of the heads,\nnats, all posts", "uniform_entropy"),
+    ("mrta", "on the relevant tokens: MRTA,\ntoxic posts", "uniform_mrta"),
+    ("auprc", "on the relevant tokens: AUPRC,\ntoxic posts", "uniform_auprc"),
+    ("comprehensiveness", "faithful: comprehensiveness,\nall posts", None),
+    ("sufficiency", "faithful: sufficiency,\nall posts", None),
 )
-CURVES = ("accuracy", "entropy", "mrta", "auprc")
+CURVES = ("accuracy", "entropy_marked", "mrta", "auprc")
 # Parts of the names of arms, and of factors, in words.
 WORDS = {
     "qk": "QK",
@@ -100,7 +103,7 @@ def draw_dtap(records: Sequence[Record]) -> "matplotlib.figure.Figure":
 
 def _maps(record: Record, split: str, name: str) -> np.ndarray:
     """Heat maps of the runs that ended, (runs, 3, 3)."""
-    kept = [_array(run["end"][split][name]) for run in record["runs"] if run["diverged_at"] is None]
+    kept = [as_numbers(known[name]) for run in record["runs"] if (known := measured(run, "end", split))]
     return np.array([own for own in kept if np.isfinite(own).all()])
 
 
@@ -131,11 +134,12 @@ def draw_training(groups: Groups, split: str = "validation") -> "matplotlib.figu
         for axes, name in zip(column, CURVES, strict=True):
             canvas.style(axes)
             for record, (colour, dashes) in zip(records, _looks(records), strict=True):
-                values = _epochs(record, split, name)
+                count = record["arm"]["epochs"]
+                values = np.stack([over_epochs(run, split, name, count) for run in record["runs"]])
                 x = np.arange(1, values.shape[1] + 1)
                 canvas.band(axes, x, values, colour, 1.5)
                 axes.lines[-1].set_linestyle(dashes)
-            _beside(axes, _ends(records, split), name, labels[name][1])
+            _beside(axes, records, split, name, labels[name][1])
         column[0].set_title(f"{title} ({records[0]['arm']['epochs']} epochs)", fontsize=10)
         column[-1].set_xlabel("epoch", fontsize=9)
         # A curve of two epochs has no ticks between them.
@@ -144,36 +148,52 @@ def draw_training(groups: Groups, split: str = "validation") -> "matplotlib.figu
             handles=_key(records), loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False, fontsize=8
         )
     for row, name in zip(grid, CURVES, strict=True):
-        row[0].set_ylabel(labels[name][0].replace(": ", ":\n"), fontsize=9)
+        row[0].set_ylabel(labels[name][0].replace(": ", ":\n").replace(", toxic", ",\ntoxic"), fontsize=8.5)
     figure.suptitle(f"The {split} split as training goes on, mean and range over seeds", fontsize=11)
     return figure
 
 
 def draw_curves(records: Sequence[Record], split: str = "test") -> "matplotlib.figure.Figure":
-    """AC and ACMC against the threshold, toxic posts: mean and range over seeds; the published threshold is dotted."""
+    """AC and ACMC against the threshold, toxic posts: mean and range over seeds, beside uniform attention.
+
+    That of ACMC has the probabilities of each arm, and so is a line for each.
+    """
     figure = canvas.new_figure(9.2, 4.2)
     grid = figure.subplots(1, 2, sharey=True, squeeze=False)[0]
     for axes, (name, label) in zip(grid, (("ac", "AC"), ("acmc", "ACMC")), strict=True):
         canvas.style(axes)
         for record, (colour, dashes) in zip(records, _looks(records), strict=True):
-            kept = _array([end[f"{name}_curve"] for end in _ends([record], split)])
-            canvas.band(axes, np.array(record["thresholds"]), kept, colour, 1.5)
+            x = np.array(record["thresholds"])
+            canvas.band(axes, x, _heights(record, split, f"{name}_curve"), colour, 1.5)
             axes.lines[-1].set_linestyle(dashes)
-        axes.axvline(records[0]["recipe"]["confidence"], color=canvas.INK, linewidth=0.9, linestyle=DOTS)
+            flat = _heights(record, split, f"uniform_{name}_curve")
+            if len(flat) and (name == "acmc" or record is records[0]):
+                ink = canvas.INK if name == "ac" else colour
+                axes.plot(x, flat.mean(0), color=ink, linewidth=1.0, linestyle=DOTS)
+        axes.axvline(records[0]["recipe"]["confidence"], color=canvas.INK, linewidth=0.7, alpha=0.6)
         axes.set(xlim=(0, 1), ylim=(-2, 102))
         axes.set_title(label, fontsize=10)
         what = "attention" if name == "ac" else "attention and of probability"
         axes.set_xlabel(f"threshold of {what}", fontsize=9)
     grid[0].set_ylabel(f"% of toxic posts, {split}", fontsize=9)
-    figure.suptitle("Posts that reach a threshold, after the last epoch; dotted: the published threshold", fontsize=11)
-    canvas.legend(figure, _key(records)[:-2])
+    figure.suptitle("Posts that reach a threshold, after the last epoch; upright: the published threshold", fontsize=11)
+    canvas.legend(
+        figure, [*_key(records)[:-2], _beside_key("uniform attention (ACMC: with the arm's probabilities)")[0]]
+    )
     return figure
+
+
+def _heights(record: Record, split: str, name: str) -> np.ndarray:
+    """A curve of each run that has it, (runs, thresholds); of no run a line of NaN."""
+    known = [measured(run, "end", split).get(name) for run in record["runs"]]
+    found = [as_numbers(own) for own in known if own is not None]
+    return np.stack(found) if found else np.full((1, len(record["thresholds"])), np.nan)
 
 
 def draw_effects(effects: "pd.DataFrame", split: str = "test") -> "matplotlib.figure.Figure":
     """Main effects and interactions of the factorial with 95% intervals, at the last epoch and at the best one."""
-    figure = canvas.new_figure(11.5, 7.6)
-    grid = figure.subplots(2, 3, sharey=True, squeeze=False)
+    figure = canvas.new_figure(13.6, 7.6)
+    grid = figure.subplots(2, 4, sharey=True, squeeze=False)
     own = effects.loc[(effects["split"] == split) & effects["kind"].isin(["main", "interaction"])]
     names = list(dict.fromkeys(own["factor"]))
     place = {name: -i - 0.6 * (" x " in name) for i, name in enumerate(names)}
@@ -201,8 +221,8 @@ def draw_effects(effects: "pd.DataFrame", split: str = "test") -> "matplotlib.fi
 
 def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure":
     """Each quantity against r, with 95% intervals: QK x r (lines), OV x30, every rate x30."""
-    figure = canvas.new_figure(11.0, 6.6)
-    grid = figure.subplots(2, 3, sharex=True, squeeze=False)
+    figure = canvas.new_figure(13.6, 6.8)
+    grid = figure.subplots(2, 4, sharex=True, squeeze=False)
     looks = dict(zip((name for name, _ in groups), (("o", "-"), ("s", canvas.DASHES)), strict=False))
     for axes, (quantity, label, uniform) in zip(grid.ravel(), PANELS, strict=True):
         canvas.style(axes)
@@ -213,7 +233,7 @@ def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure"
                 if name == "dose" and not _is_dose(record):
                     marker = "D" if record["arm"]["ov"] == 1 else "v"
                     _points(axes, [record], split, quantity, canvas.CATEGORIES[2], marker, "")
-        _beside(axes, _ends([record for _, records in groups for record in records], split), quantity, uniform)
+        _beside(axes, [record for _, records in groups for record in records], split, quantity, uniform)
         axes.set(xscale="log", xlim=(1 / 50, 160))
         axes.set_title(label, fontsize=9.5)
     for axes in grid[-1]:
@@ -234,7 +254,7 @@ def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure"
 def _points(
     axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, colour: str, marker: str, line: Any
 ) -> None:
-    found = [_array([end.get(name) for end in _ends([r], split)]) for r in records]
+    found = [as_numbers([measured(run, "end", split).get(name) for run in r["runs"]]) for r in records]
     kept = [(_ratio(r), confidence_interval(own)) for r, own in zip(records, found, strict=True)]
     if not kept:
         return
@@ -245,22 +265,23 @@ def _points(
 
 
 def _beside(
-    axes: "matplotlib.axes.Axes", measured: Sequence[Mapping[str, Any]], name: str, uniform: str | None
+    axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, uniform: str | None
 ) -> None:
     """Lines for what uniform attention would give, and for AUPRC what a ranking by position would."""
+    floors = [of_posts(run, split) for record in records for run in record["runs"]]
     for key, dashes in ((uniform, DOTS), *([("position_auprc", DASHDOTS)] if name == "auprc" else [])):
         if key == "position_auprc":
-            known = [max(m.get(f"{key}_{end}") or 0.0 for end in ("first", "last")) for m in measured]
+            known = [max(m.get(f"{key}_{end}") or 0.0 for end in ("first", "last")) for m in floors]
         else:
-            known = [m[key] for m in measured if key is not None and m.get(key) is not None]
+            known = [m[key] for m in floors if key is not None and m.get(key) is not None]
         if known:
             axes.axhline(float(np.mean(known)), color=canvas.INK, linewidth=1.0, linestyle=dashes)
 
 
-def _beside_key() -> list[Any]:
+def _beside_key(flat: str = "uniform attention") -> list[Any]:
     from matplotlib.lines import Line2D
 
-    named = (("uniform attention", DOTS), ("ranking by position alone", DASHDOTS))
+    named = ((flat, DOTS), ("ranking by position alone", DASHDOTS))
     return [Line2D([], [], color=canvas.INK, linewidth=1.0, linestyle=dashes, label=label) for label, dashes in named]
 
 
@@ -299,22 +320,3 @@ def _is_dose(record: Record) -> bool:
 
 def _ratio(record: Record) -> float:
     return record["arm"]["qk"] / record["arm"]["ov"]
-
-
-def _ends(records: Sequence[Record], split: str) -> list[Mapping[str, Any]]:
-    """What was measured of each run after the last epoch."""
-    return [run["end"][split] for record in records for run in record["runs"]]
-
-
-def _epochs(record: Record, split: str, name: str) -> np.ndarray:
-    """A quantity after each epoch, (seeds, epochs); NaN where it is not known."""
-    found = np.full((len(record["runs"]), record["arm"]["epochs"]), np.nan)
-    for row, run in zip(found, record["runs"], strict=True):
-        known = _array(run["epochs"].get(split, {}).get(name, []))
-        row[: len(known)] = known
-    return found
-
-
-def _array(values: Any) -> np.ndarray:
-    """Numbers with None as NaN."""
-    return np.array(values, dtype=object).astype(float)

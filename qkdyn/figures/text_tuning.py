@@ -8,14 +8,16 @@ import numpy as np
 
 from qkdyn.errors import InputError
 from qkdyn.figures import canvas
+from qkdyn.figures.text_records import as_numbers, measured
 from qkdyn.metrics.intervals import confidence_interval
 
 if TYPE_CHECKING:
     import matplotlib.axes
 
 Record = Mapping[str, Any]
-ROWS = (("accuracy", "validation", "validation accuracy"), ("entropy", "test", "sharper: entropy, nats"))
-ROWS += (("auprc", "test", "on the relevant tokens:\nAUPRC"),)
+ROWS = (("accuracy", "validation", "validation accuracy, all posts"),)
+ROWS += (("entropy_marked", "test", "sharper: entropy, nats,\ntoxic posts"),)
+ROWS += (("auprc", "test", "on the relevant tokens: AUPRC,\ntoxic posts"),)
 
 
 def draw_tuning(rates: Sequence[Record], multipliers: Sequence[Record], path: str | Path) -> Path:
@@ -62,8 +64,8 @@ def _points(
     reading, split, quantity = where
     x, mean, half = [], [], []
     for record in sorted(records, key=lambda record: record["arm"][name]):
-        own = [run[reading][split].get(quantity) for run in record["runs"]]
-        interval = confidence_interval(np.array(own, dtype=object).astype(float))
+        own = as_numbers([measured(run, reading, split).get(quantity) for run in record["runs"]])
+        interval = confidence_interval(own)
         x.append(record["arm"][name])
         mean.append(float(interval.mean))
         half.append(float(np.nan_to_num(interval.high - interval.mean)))
