@@ -114,6 +114,12 @@ def _without_biases(tree: Any) -> Any:
     return tuple(map(_without_biases, tree)) if tree and isinstance(tree[0], dict) else tree
 
 
+def parameter_names(config: TransformerConfig) -> list[str]:
+    """The names of all parameters, each once, such as W_Q."""
+    leaves = jax.tree_util.tree_leaves_with_path(shapes(config), is_leaf=is_shape)
+    return list(dict.fromkeys(path[-1].key for path, _ in leaves))
+
+
 def is_shape(node: Any) -> bool:
     """Whether a node of `shapes` is a leaf."""
     return isinstance(node, tuple) and all(isinstance(size, int) for size in node)

@@ -5,7 +5,7 @@ from itertools import product
 from typing import Any
 
 from experiments.text.recipe import Recipe, TextArm
-from qkdyn.errors import reject
+from qkdyn.errors import check_count, reject
 
 FAST = 30.0
 # What the published recipe changes together, in the order of the names of arms.
@@ -48,6 +48,19 @@ class Protocol:
     groups: tuple[tuple[TextArm, ...], ...]
     comparisons: tuple[Comparison, ...]
     limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for group in self.groups:
+            if len({arm.epochs for arm in group}) != 1:
+                each = {arm.name: arm.epochs for arm in group}
+                reject(
+                    "the arms of a group", each, "at least one, all of as many epochs", "put others into another group"
+                )
+        names = [arm.name for arm in self.arms]
+        if len(set(names)) < len(names):
+            reject("the names of arms", names, "all different: each is that of a record")
+        if self.limit is not None:
+            check_count("limit", self.limit)
 
     @property
     def arms(self) -> tuple[TextArm, ...]:

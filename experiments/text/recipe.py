@@ -1,12 +1,18 @@
 """What is trained on text: a recipe that all arms of a protocol share, and the arms, which differ in rates and decay."""
 
+import re
 from dataclasses import dataclass, fields
+from typing import Any
 
 from qkdyn.errors import check_count, check_positive, reject
 from qkdyn.metrics.checks import check_share
+from qkdyn.transformer_config import TransformerConfig, parameter_names
 
 # Parameter groups with a rate multiplier each; "rest" is what a recipe sets apart from its group.
 GROUPS = ("qk", "ov", "embed", "mlp", "head", "rest")
+# An arm's name is that of its record's file.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,99}")
+LARGEST_SEED, LARGEST_BATCH, MOST_EPOCHS = 2**32 - 1, 10**6, 10_000
 
 
 @dataclass(frozen=True)
@@ -81,11 +87,14 @@ class Recipe:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 reject(name, getattr(self, name), "one of " + ", ".join(values))
-        for group in self.undecayed:
-            if group not in GROUPS:
-                reject("each of undecayed", group, "one of " + ", ".join(GROUPS))
+        for name in ("query_token", "causal", "mask_padding", "by_length"):
+            _check_switch(name, getattr(self, name))
         for name in ("n_layers", "d_model", "n_heads", "d_head", "n_ctx", "batch", "positions"):
             check_count(name, getattr(self, name))
+        if self.d_mlp is not None:
+            check_count("d_mlp", self.d_mlp, do="for a model without MLP write None")
+        if self.batch > LARGEST_BATCH:
+            reject("batch", self.batch, f"at most {LARGEST_BATCH:,} posts")
         if self.positions < self.n_ctx + self.query_token:
             reject(
                 "positions", self.positions, f"at least {self.n_ctx + self.query_token}, one for every token of a post"
@@ -96,8 +105,34 @@ class Recipe:
             check_share(name, getattr(self, name))
         check_positive("share", self.share)
         check_positive("clip", self.clip)
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+        _check_names("undecayed", self.undecayed, GROUPS)
+        _check_names("apart", self.apart, self._parameters())
+        if not isinstance(self.seeds, tuple) or not self.seeds:
+            reject("seeds", self.seeds, "a tuple of at least one seed, all different")
+        for seed in self.seeds:
+            if check_count("each of seeds", seed, minimum=0) > LARGEST_SEED:
+                reject("each of seeds", seed, f"an integer from 0 to {LARGEST_SEED}")
+        if len(set(self.seeds)) != len(self.seeds):
             reject("seeds", self.seeds, "at least one seed, all different")
+
+    def _parameters(self) -> list[str]:
+        """Names of the model's parameters but for the token embedding, whose rows are trained in a way of their own."""
+        sizes = {name: getattr(self, name) for name in ("n_layers", "d_model", "n_heads", "d_head", "d_mlp")}
+        return [name for name in parameter_names(TransformerConfig(1, self.positions, 1, **sizes)) if name != "W_E"]
+
+
+def _check_switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        reject(name, value, "True or False")
+
+
+def _check_names(name: str, values: Any, known: Any) -> None:
+    """Raise InputError unless `values` are a tuple of different names, all of them known."""
+    if not isinstance(values, tuple) or len(set(map(repr, values))) < len(values):
+        reject(name, values, "a tuple of different names")
+    for value in values:
+        if value not in known:
+            reject(f"each of {name}", value, "one of " + ", ".join(known))
 
 
 @dataclass(frozen=True)
@@ -131,10 +166,21 @@ class TextArm:
     stale: bool = False
 
     def __post_init__(self) -> None:
-        check_count("epochs", self.epochs)
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            reject("name", self.name, "a word of up to 100 letters, digits and + . _ -, as the name of a file")
+        if check_count("epochs", self.epochs) > MOST_EPOCHS:
+            reject("epochs", self.epochs, f"at most {MOST_EPOCHS:,}")
+        _check_switch("stale", self.stale)
         check_positive("rate", self.rate, most=1.0)
         for name in (*GROUPS, "decay"):
             check_positive(name, getattr(self, name), zero=True, most=1e6)
+        for group, factor in self.multipliers.items():
+            # An update takes rate x multiplier x decay of every parameter away.
+            if self.rate * factor * self.decay >= 1:
+                said = f"{self.rate:g} x {factor:g} x {self.decay:g}"
+                reject(
+                    f"arm {self.name}, group {group}: rate x multiplier x decay", said, "below 1", "lower one of them"
+                )
 
     @property
     def multipliers(self) -> dict[str, float]:

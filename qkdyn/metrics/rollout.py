@@ -81,9 +81,12 @@ def head_rows(
         (layers, ..., heads, T), float64: attention within each layer, between the positions of that layer's own inputs.
 
     Raises:
-        InputError: as `rollout_row`.
+        InputError: as `rollout_row`; layers that differ in their number of heads.
     """
     maps = _checked(attentions, padding, square=False)
+    heads = [layer.shape[-3] for layer in maps]
+    if len(set(heads)) > 1:
+        reject("the heads of attentions", heads, "as many in every layer", "read layers of other heads one by one")
     where = _position(position, maps[-1])
     rows = []
     for layer in maps:

@@ -11,6 +11,8 @@ from qkdyn.text.encoded import MULTIPLE
 
 # Unique ids are filled up to a multiple of this, so that few programs serve all epochs.
 UNIQUE_MULTIPLE = 64
+# No text here has more slots, and no batch more posts; the time and memory of what follows grow with them.
+LARGEST_WIDTH, LARGEST_BATCH = 10_000, 10**6
 # What each stream of random numbers is for: the posts of a batch, and the order of the widths.
 _POSTS, _WIDTHS = 1, 2
 
@@ -43,6 +45,13 @@ def _checked_widths(widths: Sequence[int], longest: int) -> np.ndarray:
     return values
 
 
+def _checked_batch(batch: int) -> int:
+    """The size of a batch, or InputError where it is not from 1 to a million."""
+    if check_count("batch", batch) > LARGEST_BATCH:
+        reject("batch", batch, f"at most {LARGEST_BATCH:,} posts")
+    return int(batch)
+
+
 def bucket_widths(lengths: Int[np.ndarray, "N"], count: int = 4) -> tuple[int, ...]:
     """The widths, at most `count`, that leave the fewest padding slots when each post takes the narrowest that holds it.
 
@@ -54,9 +63,11 @@ def bucket_widths(lengths: Int[np.ndarray, "N"], count: int = 4) -> tuple[int, .
         Increasing multiples of 8, the last at least the longest post. Of equally good choices, one of the fewest widths.
 
     Raises:
-        InputError: no lengths, or lengths below 1.
+        InputError: no lengths, or lengths below 1 or above 10,000.
     """
     values, count = _checked_lengths(lengths), check_count("count", count)
+    if values.max() > LARGEST_WIDTH:
+        reject("the longest of lengths", int(values.max()), f"at most {LARGEST_WIDTH:,} tokens", "truncate the posts")
     edges = np.arange(0, int(values.max()) + MULTIPLE, MULTIPLE)
     held = np.searchsorted(np.sort(values), edges, side="right")
     # slots[i, j]: what the posts between edges i and j take in width j; total[j]: what all posts up to edge j take in the
@@ -115,7 +126,7 @@ def epoch_plan(
     Raises:
         InputError: lengths below 1, widths that do not hold the longest post, or counts out of range.
     """
-    values, batch = _checked_lengths(lengths), check_count("batch", batch)
+    values, batch = _checked_lengths(lengths), _checked_batch(batch)
     slots = _checked_widths(widths, int(values.max()))
     seed, epoch = check_count("seed", seed, minimum=0), check_count("epoch", epoch, minimum=0)
     order = _generator(_POSTS, seed, epoch).permutation(len(values))
@@ -137,7 +148,7 @@ def evaluation_plan(lengths: Int[np.ndarray, "N"], *, batch: int, widths: Sequen
     Raises:
         InputError: as `epoch_plan`.
     """
-    values, batch = _checked_lengths(lengths), check_count("batch", batch)
+    values, batch = _checked_lengths(lengths), _checked_batch(batch)
     slots = _checked_widths(widths, int(values.max()))
     posts = _cut(np.argsort(values, kind="stable"), batch)
     return Plan(posts, _narrowest(values, posts, slots))
@@ -158,8 +169,12 @@ def unique_tokens(
         inverse: (steps, B, T), ids[step, inverse] = tokens where read, 0 elsewhere.
 
     Raises:
-        InputError: negative ids, or a spare id that is read.
+        InputError: tokens that are not integers, negative ids, `read` of another shape or not bool, a spare id that is read.
     """
+    if tokens.ndim != 3 or tokens.dtype.kind not in "iu":
+        reject("tokens", f"{tokens.dtype} of shape {tokens.shape}", "integers of shape (steps, B, T)")
+    if read is not None and (read.shape != tokens.shape or read.dtype != np.bool_):
+        reject("read", f"{read.dtype} of shape {read.shape}", f"bool of shape {tokens.shape}, that of tokens")
     if tokens.size and tokens.min() < 0:
         reject("tokens", int(tokens.min()), "ids >= 0")
     place = np.zeros(int(tokens.max(initial=0)) + 1, np.int32)

@@ -52,9 +52,12 @@ class Encoded:
         """Some posts in the order given, in `width` slots (T, if None); -1 is an empty row of length 0 and class 0.
 
         Raises:
-            InputError: a post that is not there, or is longer than `width`.
+            InputError: posts that are not integers, a post that is not there, or is longer than `width`.
         """
-        posts, there = np.asarray(posts), np.asarray(posts) >= 0
+        posts = np.asarray(posts)
+        if posts.ndim != 1 or posts.dtype.kind not in "iu":
+            reject("posts", posts, "a list of integers, the places of posts")
+        there = posts >= 0
         if posts.size and not -1 <= posts.min() <= posts.max() < len(self):
             reject("posts", [int(posts.min()), int(posts.max())], f"from 0 to {len(self) - 1}, or -1 for none")
         slots = self.tokens.shape[1] if width is None else check_count("width", width)
@@ -110,6 +113,8 @@ def _post_pieces(
     post: Post, vocabulary: Vocabulary, agreement: str, prepare: Callable[[str], Sequence[str]] | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids and weights of a post's tokens, (n,) each, before anything is cut; n may be 0."""
+    if not isinstance(post, Post):
+        reject("each of posts", post, "a Post", "as read_hatexplain returns them")
     if not post.words:
         reject(f"post {post.id}", "no words", "a post of at least one word", "leave it out")
     if post.label not in LABELS:
@@ -165,8 +170,8 @@ def encode_posts(
         weight, and counted, so that splits keep their sizes.
 
     Raises:
-        InputError: names the post that has no words, a label not known, masks of another length than its words, or too many
-            tokens; or a vocabulary without query token.
+        InputError: something that is no post; names the post that has no words, a label not known, masks of another length
+            than its words, or too many tokens; or a vocabulary without query token.
     """
     room = check_count("n_ctx", n_ctx, minimum=1 + query) - query
     if agreement not in AGREEMENTS:

@@ -158,7 +158,8 @@ def read_hatexplain(folder: str | Path) -> HateXplain:
     majority label is not "normal". Differing counts are notes, not errors.
 
     Raises:
-        DataError: a file is missing, cannot be read, or is not as published; the message names file, post and field.
+        DataError: a file is missing, cannot be read, or is not as published, or a split is empty; the message names file,
+            post and field.
     """
     data_path, division_path = find(folder, "dataset.json"), find(folder, "post_id_divisions.json")
     divisions = _divisions(division_path)
@@ -175,6 +176,9 @@ def read_hatexplain(folder: str | Path) -> HateXplain:
                 "take both files from the same publication"
             )
         splits[split] = [post for identity in identities if (post := posts[identity]) is not None]
+        if not splits[split]:
+            listed = f"{len(identities):,} posts, none of them with a majority label" if identities else "no posts"
+            reject(f"{division_path}: {split}", listed, "at least one post with a label", _AS_PUBLISHED, DataError)
     undecided = sum(post is None for post in posts.values())
     homeless = len(posts) - undecided - sum(map(len, splits.values()))
     train, validation, test = (tuple(splits[split]) for split in PUBLISHED)

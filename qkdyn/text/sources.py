@@ -79,7 +79,9 @@ def read_json(path: str | Path) -> Any:
     text = open_text(path)
     try:
         return json.loads(text, object_pairs_hook=once)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except DataError:
+        raise
+    except (ValueError, RecursionError) as error:  # Python also refuses integers of thousands of digits.
         raise DataError(f"{path} is not valid JSON ({error}); copy or download it again") from error
 
 

@@ -27,8 +27,12 @@ def record(identity="1_made", labels=("normal", "offensive", "offensive"), token
 
 
 def folder_of(root: Path, dataset, divisions=None) -> Path:
-    """A folder with these two files; all posts are in train unless told."""
-    divisions = {"train": list(dataset), "val": [], "test": []} if divisions is None else divisions
+    """A folder with these two files; all posts are in train unless told, and one more in each other split."""
+    if divisions is None:
+        divisions = {"train": list(dataset), "val": ["8_made"], "test": ["9_made"]}
+        dataset = (
+            dataset | {name: record(name) for name in ("8_made", "9_made")} if isinstance(dataset, dict) else dataset
+        )
     write(root / "dataset.json", json.dumps(dataset))
     write(root / "post_id_divisions.json", json.dumps(divisions))
     return root
@@ -60,9 +64,10 @@ def test_gzipped_files_read_the_same(tmp_path):
 
 @given(st.lists(st.sampled_from(LABELS), min_size=3, max_size=3))
 def test_majority_of_three(tmp_path_factory, labels):
-    data = read_hatexplain(folder_of(tmp_path_factory.mktemp("data"), {"1_made": record(labels=labels)}))
+    dataset = {"1_made": record(labels=labels), "2_made": record("2_made", ["normal"] * 3)}
+    data = read_hatexplain(folder_of(tmp_path_factory.mktemp("data"), dataset))
     winners = [label for label in LABELS if labels.count(label) >= 2]
-    assert [post.label for post in data.train] == winners
+    assert [post.label for post in data.train] == [*winners, "normal"]
     assert data.undecided == 1 - len(winners)
 
 
@@ -76,18 +81,19 @@ def test_counts_and_what_else_differs_are_notes(tmp_path):
     dataset = {
         "1_made": record(masks=[[0, 0, 0]]),
         "2_made": record("2_made", labels=["normal"] * 3, masks=[]),
-        "3_made": record("3_made", labels=["normal"] * 3, masks=[]),
+        **{name: record(name, labels=["normal"] * 3, masks=[]) for name in ("3_made", "4_made", "5_made")},
     }
-    data = read_hatexplain(folder_of(tmp_path, dataset, {"train": ["1_made", "2_made"], "val": [], "test": []}))
+    divisions = {"train": ["1_made", "2_made"], "val": ["4_made"], "test": ["5_made"]}
+    data = read_hatexplain(folder_of(tmp_path, dataset, divisions))
     assert data.train[0] == Post("1_made", ("a", "b", "c"), "offensive", ((False,) * 3,))
     assert data.notes == (
         "train: 2 posts, published are 15,383",
         "train: 1 posts with rationales, published are 9,132",
         "train: one rationale a post, not one for each annotator",
         "train: 1 posts with rationales in which no word is marked",
-        "val: 0 posts, published are 1,922",
+        "val: 1 posts, published are 1,922",
         "val: 0 posts with rationales, published are 1,141",
-        "test: 0 posts, published are 1,924",
+        "test: 1 posts, published are 1,924",
         "test: 0 posts with rationales, published are 1,142",
         "1 posts with a majority label are in no split and were left out",
     )
@@ -161,6 +167,18 @@ def test_a_missing_key_is_named(tmp_path, key):
 def test_wrong_splits_are_named(tmp_path, divisions, message):
     with pytest.raises(DataError, match=message):
         read_hatexplain(folder_of(tmp_path, {"1_made": record()}, divisions))
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_split_without_a_labelled_post_is_named(tmp_path, split):
+    dataset = {name: record(name) for name in ("1_made", "2_made", "3_made")}
+    divisions = dict(zip(("train", "val", "test"), ([name] for name in dataset), strict=True))
+    undecided = dataset | {divisions[split][0]: record(divisions[split][0], labels=LABELS)}
+    told = rf"divisions\.json: {split} must be at least one post with a label, got '1 posts, none of them"
+    with pytest.raises(DataError, match=told):
+        read_hatexplain(folder_of(tmp_path, undecided, divisions))
+    with pytest.raises(DataError, match=rf"{split} must be .*, got 'no posts'; take"):
+        read_hatexplain(folder_of(tmp_path, dataset, divisions | {split: []}))
 
 
 def test_content_that_is_no_object(tmp_path):
