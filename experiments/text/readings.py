@@ -120,7 +120,8 @@ def number(run: Run, reading: str, split: str, name: str) -> float:
         )
         there = len(heads) == len(candidates) and np.isfinite(candidates).any()
         return float(heads[pick(candidates)]) if there else np.nan
-    known = {**of_posts(run, split), **known}
+    if _of_posts(name):
+        known = of_posts(run, split)
     if name == "position_auprc":
         return max(_known(known.get(f"{name}_{end}")) for end in ("first", "last"))
     if name.endswith("_area"):
@@ -142,7 +143,7 @@ def values(record: Record, reading: str, split: str, name: str, level: float = n
     if reading != "matched":
         return np.array([number(run, reading, split, name) for run in record["runs"]])
     # What depends on the posts alone is with the last epoch; ACMC of uniform attention has the run's probabilities.
-    if name.startswith(FLOORS) and "acmc" not in name:
+    if _of_posts(name):
         return np.array([number(run, "end", split, name) for run in record["runs"]])
     return np.array([at_level(run, split, name, level) for run in record["runs"]])
 
@@ -190,6 +191,11 @@ def at_level(run: Run, split: str, name: str, level: float) -> float:
         return np.nan
     before = min(int(time), count - 1)
     return float(found[before - 1] + (time - before) * (found[before] - found[before - 1]))
+
+
+def _of_posts(name: str) -> bool:
+    """Whether it depends on the posts alone; ACMC of uniform attention has the run's own probabilities."""
+    return name.startswith(FLOORS) and "acmc" not in name
 
 
 def _known(value: Any) -> float:

@@ -16,7 +16,7 @@ def measured(run: Run, reading: str, split: str) -> Mapping[str, Any]:
     Nothing where the run had diverged by then: its parameters are frozen, and the numbers may look like any other.
     """
     known, diverged = run[reading] or {}, run["diverged_at"]
-    if diverged is not None and (reading == "end" or known.get("epoch", diverged) >= diverged):
+    if diverged is not None and known.get("epoch", np.inf) >= diverged:
         return {}
     return known.get(split) or {}
 
