@@ -2,6 +2,7 @@
 
 import math
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ def made_run(seed, epochs, start, rate):
     """Training loss falls as exp(-rate t), t in epochs, its mean in an epoch that of its centre; quantities by 0.1 rate t."""
     level = start + 0.001 * (seed % 10)
     steps = range(1, epochs + 1)
-    lines = {"training_loss": [math.exp(-rate * (e - 0.5)) for e in steps]}
+    lines: dict[str, Any] = {"training_loss": [math.exp(-rate * (e - 0.5)) for e in steps]}
     for split, more in (("validation", 0.0), ("test", 0.02)):
         each = [measured(level + 0.1 * rate * e + more) for e in steps]
         lines[split] = {name: [one[name] for one in each] for name in each[0]}
@@ -65,7 +66,7 @@ def made_record(recipe, arm):
 
 def made(protocol):
     """Records as the command would have them."""
-    places = table1.places(None, protocol)
+    places = table1.places(Path(), protocol)
     found = [made_record(protocol.recipe, arm) for arm in protocol.arms]
     return [
         {"arm": dict(place.arm), "wall_seconds": 1.0, **record, **place.shared}
@@ -84,7 +85,8 @@ def trainer(calls):
 
     def load(recipe, folder, *, limit=None):
         calls.append("load")
-        return types.SimpleNamespace(notes=(), sha256=SHA, limit=limit, folder=folder)
+        splits = {name: types.SimpleNamespace(cut=CUT[name], empty=EMPTY[name]) for name in CUT}
+        return types.SimpleNamespace(notes=(), sha256=SHA, limit=limit, folder=folder, **splits)
 
     module.train_group, module.load = train_group, load
     return module

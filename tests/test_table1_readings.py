@@ -261,10 +261,8 @@ def test_the_paper_s_own_text_stands_beside_the_printed_faster_arm():
     frame = published.compared_frame(records)
     assert set(zip(frame["arm"], frame["our_arm"], strict=True)) == {("baseline", "baseline"), ("faster", "qk30")}
     text = verdict.verdict(records, protocol, "as_written")
-    assert (
-        "The published arms differ by 0.276 in MRTA (validation, all posts); ours, with QK x30 and nothing else" in text
+    assert "published arms differ by 0.276 in MRTA (validation, all posts); ours, with QK x30 and nothing else" in text
     assert "by +0.160 [0.160, 0.160], 58% of it, less than the published effect" in text
-    )
     assert "printed of the faster arm 43.6" in text
     lines = {(x.split, x.quantity): x.note for x in published.printed(1) if x.arm == "faster" and len(x.values) == 5}
     assert "two annotators had marked nothing" in lines["train", "mrta_all"]
