@@ -15,14 +15,14 @@ from typing import Any
 import pandas as pd
 import tyro
 
-from experiments.records import ArmOptions, RecordPlace, settle
+from experiments.records import ArmOptions, RecordPlace, opened, settle, warn_of_replaced
 from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
 from experiments.synthetic.tables import arms_frame, matched_frame, runs_frame, show
 from experiments.synthetic.train import PARTS, train_arm
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import OutputError, reject
 from qkdyn.figures.fig2 import draw_fig2
-from qkdyn.files import prepare_folder, write_text
+from qkdyn.files import write_text
 from qkdyn.results import manifest, retract, write_manifest
 from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
@@ -133,13 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arms, folder = chosen(config, options.arms), options.folder
     if not options.draw_only:
         Machine().join()
-    with lock(prepare_folder(folder)):
+    with lock(opened(folder, options)):
         begun = time.monotonic()
         if not options.draw_only:
             train(config, arms, options)
         records = finished(config, folder)
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
+        if options.draw_only:
+            warn_of_replaced([place(folder, arm, config.evaluation) for arm in config.trained])
         retract(folder)
         files = draw(records, folder)
         seconds = time.monotonic() - begun

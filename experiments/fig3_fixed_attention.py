@@ -26,13 +26,13 @@ import jax
 import numpy as np
 import tyro
 
-from experiments.records import ArmOptions, Record, RecordPlace, settle
+from experiments.records import ArmOptions, Record, RecordPlace, opened, settle, warn_of_replaced
 from experiments.synthetic import published
 from experiments.synthetic.fixed_tables import compared_frame, curves_frame, show, summary_frame
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import OutputError, check_count, check_positive, reject
 from qkdyn.figures.fig3 import draw_fig3
-from qkdyn.files import prepare_folder, write_text
+from qkdyn.files import write_text
 from qkdyn.progress import Update
 from qkdyn.results import manifest, retract, write_manifest
 from qkdyn.tasks.tokens import TokensTask
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = options.folder
     if not options.draw_only:
         Machine().join()
-    with lock(prepare_folder(folder)):
+    with lock(opened(folder, options)):
         begun = time.monotonic()
         if not options.draw_only:
             train(config, options)
@@ -229,6 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = [record for _, record in found if record is not None]
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
+        if options.draw_only:
+            warn_of_replaced([place(folder, arm) for arm in config.arms()])
         retract(folder)
         files = [*draw(records, folder), *(path for path, record in found if record is not None)]
         record = manifest(

@@ -3,15 +3,16 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qkdyn.errors import ConflictError, InputError, OutputError
-from qkdyn.files import refusals, write_text
+from qkdyn.errors import ConflictError, InputError, OutputError, check_positive
+from qkdyn.files import prepare_folder, refusals, write_text
 from qkdyn.progress import Update, track
-from qkdyn.results import retract
+from qkdyn.results import retract, warn_unless_vouched
 from qkdyn.results.provenance import source_state
 from qkdyn.train.store import Store, differences, key_of, open_store
 
@@ -38,6 +39,9 @@ class ArmOptions:
     def __post_init__(self) -> None:
         if self.out is not None and self.out == Path() and not self.out.name:
             raise InputError("out must name a folder, not the current one; leave it out for the default")
+        check_positive("checkpoint_seconds", self.checkpoint_seconds, zero=True)
+        if self.draw_only and self.fresh:
+            raise InputError("--draw-only trains nothing and --fresh trains anew; leave out one of the two")
 
     @property
     def is_quick(self) -> bool:
@@ -57,6 +61,7 @@ class RecordPlace:
         parts: what was found, each a list of lines: how many (None for any number), and names that a line has.
         measured: further settings, by which the trained arm is measured; a checkpoint serves them all.
         shared: further settings that it is trained by, the same for all arms.
+        check: raises ValueError where the rest of the record is not as it was written.
     """
 
     folder: Path
@@ -66,6 +71,7 @@ class RecordPlace:
     parts: Mapping[str, tuple[int | None, Collection[str]]]
     measured: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Record], object] = lambda record: None
 
     @property
     def path(self) -> Path:
@@ -78,25 +84,36 @@ class RecordPlace:
         Raises:
             ConflictError: it is that of other settings; the message shows the difference. OutputError: it cannot be read.
         """
-        if not self.path.exists():
-            return None
         beside = {**self.measured, **self.shared}
-        try:
-            record = json.loads(self.path.read_text())
+        with self._damages():
+            try:
+                text = self.path.read_text()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            record = json.loads(text)
             theirs = record["arm"] | {name: record[name] for name in beside}
-            found = record["digest"]
-            for part, (count, names) in self.parts.items():
-                if count not in (None, len(record[part])) or any(set(names) - set(line) for line in record[part]):
-                    raise ValueError(f"its {part} are not those of an arm")
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            text = f"cannot read {self.path} ({type(error).__name__}: {error}); remove it, or --fresh"
-            raise OutputError(text) from error
-        if lines := differences(theirs, {**self.arm, **beside}):
+            found, lines = record["digest"], differences(theirs, {**self.arm, **beside})
+        if lines:
             do = "take another --out, or --fresh to forget it"
             raise ConflictError(f"{self.path} is the record of other settings ({'; '.join(lines)}); {do}")
         if found != self.digest:
             raise ConflictError(f"{self.path} has the digest of other settings; remove it, or --fresh")
+        with self._damages():
+            check_positive("its wall_seconds", record["wall_seconds"], zero=True)
+            for part, (count, names) in self.parts.items():
+                if count not in (None, len(record[part])) or any(set(names) - set(line) for line in record[part]):
+                    raise ValueError(f"its {part} are not those of an arm")
+            self.check(record)
         return record
+
+    @contextmanager
+    def _damages(self) -> Iterator[None]:
+        """Where a damaged or edited file makes anything fail: OutputError that names it."""
+        try:
+            yield
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            text = f"cannot read {self.path} ({type(error).__name__}: {error}); remove it, or --fresh"
+            raise OutputError(text) from error
 
     def write(self, found: Record, seconds: float) -> Record:
         """Write and return the record of what was `found` in so many seconds; it may name its own."""
@@ -166,21 +183,52 @@ def _arms_of(home: Path) -> Collection[str]:
         return [home.name]
 
 
-def settle(places: Sequence[RecordPlace], chosen: Collection[str], options: ArmOptions) -> list[RecordPlace]:
+def opened(folder: Path, options: ArmOptions) -> Path:
+    """The folder of the results, ready to be written to; not made where it is only to be drawn from.
+
+    Raises:
+        OutputError: there is none to draw from, or it cannot be written.
+    """
+    if options.draw_only and not folder.is_dir():
+        raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
+    return prepare_folder(folder)
+
+
+def kept(places: Sequence[RecordPlace], chosen: Collection[str], options: ArmOptions) -> list[RecordPlace]:
+    """The places whose records, if there are any, are to be taken as they are: not those that --fresh forgets."""
+    return [known for known in places if not (options.fresh and known.name in chosen)]
+
+
+def settle(
+    places: Sequence[RecordPlace],
+    chosen: Collection[str],
+    options: ArmOptions,
+    ready: Callable[[], object] = lambda: None,
+) -> list[RecordPlace]:
     """The places of the chosen arms, when no record of the protocol is wrong, and with `fresh` theirs are forgotten.
 
     All of it before any training: a wrong record would stop the tables afterwards, and one that is to be forgotten would be
-    taken up again if the command is stopped in between and goes on without --fresh.
+    taken up again if the command is stopped in between and goes on without --fresh. What is forgotten cannot be had back:
+    everything else is checked first, and `ready` called, which raises where there is nothing to train on.
 
     Raises:
-        ConflictError, OutputError: see `RecordPlace.read`.
+        ConflictError, OutputError: see `RecordPlace.read`. Whatever `ready` raises; nothing is forgotten then.
     """
     own = [known for known in places if known.name in chosen]
-    for known in places:
-        if not (options.fresh and known in own):
-            known.read()
+    taken = kept(places, chosen, options)
+    for known in taken:
+        known.read()
+    warn_of_replaced(taken)
     if options.fresh:
+        ready()
         for known in own:
             retract(known.folder)
             known.forget()
     return own
+
+
+def warn_of_replaced(places: Sequence[RecordPlace]) -> None:
+    """Warn of each record that is not the one that the run.json of its folder vouches for."""
+    for known in places:
+        if known.path.exists():
+            warn_unless_vouched(known.path, folder=known.folder, stacklevel=3)

@@ -20,18 +20,28 @@ from typing import Any
 
 import tyro
 
-from experiments.records import ArmOptions, Record, RecordPlace, settle, take_up_together
+from experiments.records import (
+    ArmOptions,
+    Record,
+    RecordPlace,
+    kept,
+    opened,
+    settle,
+    take_up_together,
+    warn_of_replaced,
+)
 from experiments.text import arms, tables
 from experiments.text.arms import Protocol, deepened
 from experiments.text.published import compared_frame
+from experiments.text.schema import check_record
 from experiments.text.train import load, train_group
 from experiments.text.tune import base_of, candidates, chosen_group, tuned_frame, tuning_verdict
 from experiments.text.verdict import verdict
 from qkdyn.config import as_dict, digest, main_guard, parse
-from qkdyn.errors import ConflictError, OutputError, reject
+from qkdyn.errors import ConflictError, InputError, OutputError, reject
 from qkdyn.figures.text import draw_text
 from qkdyn.figures.text_tuning import draw_tuning
-from qkdyn.files import prepare_folder, write_text
+from qkdyn.files import write_text
 from qkdyn.results import manifest, retract, write_manifest
 from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
@@ -71,6 +81,11 @@ class Options(ArmOptions):
     data: Path | None = None
     """Folder with HateXplain's files; default hatexplain in $QKDYN_DATA, or in data/."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draw_only and self.data is not None:
+            raise InputError("--draw-only draws what is recorded and takes no --data; leave out one of the two")
+
     @property
     def folder(self) -> Path:
         """Where the results go: default results/hatexplain/<protocol>, or results/quick/hatexplain."""
@@ -99,8 +114,11 @@ def places(folder: Path, protocol: Protocol) -> list[RecordPlace]:
     parts = {"runs": (len(protocol.recipe.seeds), PARTS)}
     shared = {"recipe": as_dict(protocol.recipe), "limit": protocol.limit}
     alone = {arm.name: replace(protocol, groups=((arm,),), comparisons=()) for arm in protocol.arms}
+    checks = {arm.name: functools.partial(check_record, arm=arm, recipe=protocol.recipe) for arm in protocol.arms}
     return [
-        RecordPlace(folder, arm.name, as_dict(arm), digest(alone[arm.name]), parts, shared=shared)
+        RecordPlace(
+            folder, arm.name, as_dict(arm), digest(alone[arm.name]), parts, shared=shared, check=checks[arm.name]
+        )
         for arm in protocol.arms
     ]
 
@@ -120,25 +138,39 @@ def train(protocol: Protocol, names: Sequence[str], options: Options, data: Call
                 take_up_together([own[name] for name in known], options, begin)
 
 
-def reader(protocol: Protocol, options: Options) -> Callable[[], Any]:
+def reader(protocol: Protocol, names: Sequence[str], options: Options) -> Callable[[], Any]:
     """Reads the posts when first asked: finished records need none.
 
     Raises (when asked):
-        DataError: they are not found, or not as their schema says. ConflictError: records there are of other posts.
+        DataError: they are not found, or not as their schema says. ConflictError: records there are of other posts, and not
+            among the arms of these names, to be forgotten with --fresh.
     """
+    theirs = kept(places(options.folder, protocol), names, options)
 
     @functools.cache
     def read() -> Any:
         data = load(protocol.recipe, options.data, limit=protocol.limit)
-        for note in data.notes:
+        for place in theirs:
+            record = place.read()
+            if record is not None and record["data"]["sha256"] != dict(data.sha256):
+                do = "take another --out, or --fresh to forget it"
+                raise ConflictError(f"{place.path} is the record of other data; {do}")
+        for note in (*data.notes, *_reduced(data)):
             print(f"note: {note}", file=sys.stderr)
-        for record in finished(protocol, options.folder):
-            if record["data"]["sha256"] != dict(data.sha256):
-                where = options.folder / "arms" / f"{record['arm']['name']}.json"
-                raise ConflictError(f"{where} is the record of other data; take another --out, or --fresh to forget it")
         return data
 
     return read
+
+
+def _reduced(data: Any) -> list[str]:
+    """What encoding took away from the posts, a line for each split."""
+    lines = []
+    for split in ("train", "validation", "test"):
+        own = getattr(data, split)
+        said = [f"{own.cut:,} cut to the length of the model"] if own.cut else []
+        said += [f"{own.empty:,} left without a token by the cleaning"] if own.empty else []
+        lines += [f"{split}: of its posts " + ", ".join(said)] if said else []
+    return lines
 
 
 def finished(protocol: Protocol, folder: Path) -> list[Record]:
@@ -151,22 +183,25 @@ def draw(records: Sequence[Record], protocol: Protocol, name: str, folder: Path)
     frames = tables.frames(records, protocol)
     if protocol.recipe.measured == "last_slot":
         frames["published"] = compared_frame(records, protocol.recipe.n_layers)
+    said = verdict(records, protocol, name)
+    retract(folder)
     files = [
         write_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.5g"))
         for name, frame in frames.items()
         if len(frame)
     ]
     groups = [(comparison.name, there) for comparison, there in tables.compared(records, protocol)]
-    files.append(write_text(folder / "verdict.md", verdict(records, protocol, name)))
+    files.append(write_text(folder / "verdict.md", said))
     return [*files, *draw_text(groups, frames.get("effects"), folder)]
 
 
 def draw_tuned(records: Sequence[Record], name: str, folder: Path) -> list[Path]:
     """Table, verdict and figure of the tuning."""
-    frame = tuned_frame(records)
+    frame, said = tuned_frame(records), tuning_verdict(records, name)
+    retract(folder)
     return [
         write_text(folder / "tuned.csv", frame.to_csv(index=False, float_format="%.5g")),
-        write_text(folder / "verdict.md", tuning_verdict(records, name)),
+        write_text(folder / "verdict.md", said),
         draw_tuning(base_of(records), candidates(records), folder / "tuned.png"),
     ]
 
@@ -184,11 +219,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = chosen(protocol, options.arms)
     if not options.draw_only:
         Machine().join()
-    with lock(prepare_folder(folder)):
+    with lock(opened(folder, options)):
         begun = time.monotonic()
         if not options.draw_only:
-            settle(places(folder, protocol), names, options)
-            data = reader(protocol, options)
+            data = reader(protocol, names, options)
+            settle(places(folder, protocol), names, options, data)
             if options.tune:
                 train(protocol, [arm.name for arm in protocol.groups[0]], options, data)
                 names = chosen_group(finished(protocol, folder), protocol)
@@ -196,15 +231,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         records = finished(protocol, folder)
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
-        retract(folder)
+        if options.draw_only:
+            warn_of_replaced(places(folder, protocol))
         name = "quick" if options.is_quick else options.protocol
         files = draw_tuned(records, name, folder) if options.tune else draw(records, protocol, name, folder)
-        kept = [folder / "arms" / f"{record['arm']['name']}.json" for record in records]
+        used = [folder / "arms" / f"{record['arm']['name']}.json" for record in records]
         record = manifest(
             as_dict(protocol),
             wall_seconds=time.monotonic() - begun,
             argv=[*prog.split(), *arguments],
-            files=[*files, *kept],
+            files=[*files, *used],
             digest=digest(protocol),
         )
         files.append(write_manifest(record, folder))

@@ -59,23 +59,27 @@ def verify(folder: str | Path) -> list[str]:
     return [f"{name}: {fault}" for name, fault in faults if fault]
 
 
-def warn_unless_vouched(path: str | Path, *, required: bool = False, stacklevel: int = 2) -> None:
-    """Warn by one OutputWarning if `path` is not the file that the run.json beside it vouches for.
+def warn_unless_vouched(
+    path: str | Path, *, folder: Path | None = None, required: bool = False, stacklevel: int = 2
+) -> None:
+    """Warn by one OutputWarning if `path` is not the file that the run.json beside it, or in `folder`, vouches for.
 
-    A file without a manifest beside it, or that the manifest does not list, is nobody's: silent unless `required`.
+    A file without such a manifest, or that the manifest does not list, is nobody's: silent unless `required`.
     """
     path = Path(path)
+    folder = path.parent if folder is None else folder
+    name = path.relative_to(folder).as_posix()
     try:
-        checksums = _checksums(path.parent)
+        checksums = _checksums(folder)
     except OutputError as error:
         if required or str(error) != "missing":
-            text = f"nothing vouches for {path}: {path.parent / MANIFEST} is {error}; {_DO}"
+            text = f"nothing vouches for {path}: {folder / MANIFEST} is {error}; {_DO}"
             warnings.warn(text, OutputWarning, stacklevel=stacklevel + 1)
         return
-    if path.name not in checksums:
+    if name not in checksums:
         fault = f"not among the files that {MANIFEST} lists" if required else None
     else:
-        fault = _fault(path, checksums[path.name])
+        fault = _fault(path, checksums[name])
     if fault:
         text = f"{path} is {fault}: replaced since, or by a run that ended while it was writing; {_DO}"
         warnings.warn(text, OutputWarning, stacklevel=stacklevel + 1)
