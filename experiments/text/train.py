@@ -105,6 +105,7 @@ def train_group(
     Raises:
         Interrupted: a signal was noted; what was done is saved.
     """
+    update(0.0, "compiling")
     reader = Reader.of(recipe, data, len(arms))
     campaign, runs = prepare(recipe, arms, data, reader, store, request)
     key = key_of(ENGINE, as_dict(recipe), [as_dict(arm) for arm in arms], data.sha256, len(data.train))
