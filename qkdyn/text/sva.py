@@ -84,7 +84,7 @@ class _Row(NamedTuple):
         value = self.fields[field]
         reject(f"{self.path}: line {self.line}: {field}", value, allowed, _AS_PUBLISHED, DataError)
 
-    def index(self, field: str, least: int, most: int | None = None) -> int:
+    def number(self, field: str, least: int, most: int | None = None) -> int:
         """A number written in digits."""
         text = self.fields[field]
         allowed = f"an integer >= {least}" if most is None else f"an integer from {least} to {most}"
@@ -110,11 +110,11 @@ def _sentence(row: _Row, text: str, kind: str) -> Sentence:
     label = fields["verb_pos"]
     # The verb of a beginning would be its next word.
     least = len(words) + 1 if kind == "preamble" else 1
-    verb = row.index("verb_index", least, len(words) + (kind == "preamble")) - 1
-    subject = row.index("subj_index", 1, len(words)) - 1
+    verb = row.number("verb_index", least, len(words) + (kind == "preamble")) - 1
+    subject = row.number("subj_index", 1, len(words)) - 1
     if subject == verb:
         row.reject("subj_index", "another word than the verb")
-    attractors = row.index("n_diff_intervening", 0) if fields.get("n_diff_intervening") else None
+    attractors = row.number("n_diff_intervening", 0) if fields.get("n_diff_intervening") else None
     tags = fields.get("pos_sentence")
     between = None if tags is None else _between(tags.split(" "), len(words), subject, verb, label)
     origin = fields.get("source") or row.path.name.split(".")[0]
