@@ -29,7 +29,7 @@ def omega(bench: Bench) -> list[Row]:
     found += rows(PART, against, "s", f"apply at {small}")
     middles = [statistics.median(values) for values in growth.values()]
     exponent = float(np.polyfit(np.log(sizes), np.log(middles), 1)[0])
-    return [*found, Row(PART, f"exponent of time in M = d, {sizes[0]} to {sizes[-1]}", exponent, "")]
+    return [*found, Row(PART, f"exponent of time in M = d, {sizes[0]} to {sizes[-1]}", exponent, "1")]
 
 
 def _matrices(size: int) -> tuple[jax.Array, jax.Array]:
