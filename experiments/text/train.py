@@ -10,8 +10,10 @@ import numpy as np
 
 from experiments.text.recipe import GROUPS, Recipe, TextArm
 from qkdyn.config import as_dict
+from qkdyn.metrics.curves import THRESHOLDS
+from qkdyn.metrics.faithfulness import SHARES
 from qkdyn.readings.posts import Reading, read
-from qkdyn.readings.splits import THRESHOLDS, Split, distributions, extended, floors, means, split_of
+from qkdyn.readings.splits import Split, distributions, extended, floors, means, split_of
 from qkdyn.text.batches import bucket_widths, epoch_plan
 from qkdyn.text.cleaning import clean
 from qkdyn.text.encoded import Encoded, encode_posts
@@ -27,8 +29,6 @@ from qkdyn.transformer import TransformerConfig
 
 # Raised when the bits of a run change: checkpoints of another engine are not taken up.
 ENGINE = 1
-# Shares of content tokens whose comprehensiveness and sufficiency are averaged, as in ERASER.
-SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 SPLITS = ("validation", "test")
 FAITHFUL = ("comprehensiveness", "sufficiency")
 
@@ -68,11 +68,11 @@ def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> Te
     """
     folder = data_folder(option, "hatexplain")
     posts = read_hatexplain(folder)
-    sums, prepare = dict(checksums(folder, "hatexplain")), None
+    sums, cleaning = dict(checksums(folder, "hatexplain")), None
     vocabulary: Vocabulary
     if recipe.vocabulary == "wordpiece":
         pieces = data_folder(option, "bert_base_uncased")
-        vocabulary, prepare = wordpiece(find(pieces, "vocab.txt")), clean
+        vocabulary, cleaning = wordpiece(find(pieces, "vocab.txt")), clean
         sums |= checksums(pieces, "bert_base_uncased")
     else:
         vocabulary = word_vocabulary(post.words for post in posts.train)
@@ -84,7 +84,7 @@ def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> Te
             truncate=True,
             query=recipe.query_token,
             agreement=recipe.agreement,
-            prepare=prepare,
+            prepare=cleaning,
             pad_to_n_ctx=recipe.measured == "last_slot",
         )
         for split in (posts.train, posts.validation, posts.test)
@@ -171,11 +171,7 @@ class Reader:
             found, split, self.recipe.confidence
         )
         if curve:
-            each = [found if share == self.recipe.share and not self.how.slots else None for share in SHARES]
-            each = [
-                one if one is not None else self.posts(state, split, share)
-                for one, share in zip(each, SHARES, strict=True)
-            ]
+            each = [found if share == self.recipe.share else self.posts(state, split, share) for share in SHARES]
             for name in FAITHFUL:
                 by_share = np.stack([one[name].mean(-1) for one in each], -1)
                 out |= {f"{name}_curve": by_share, f"aopc_{name}": by_share.mean(-1)}
@@ -267,7 +263,7 @@ def _written(
             "sha256": data.sha256,
         },
         "notes": list(data.notes),
-        "thresholds": THRESHOLDS.tolist(),
+        "thresholds": list(THRESHOLDS),
         "shares": list(SHARES),
         "tokens_per_second": round(campaign.tokens / campaign.seconds) if campaign.seconds else None,
     }

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from qkdyn.metrics import cores
+from qkdyn.metrics.curves import THRESHOLDS
 from qkdyn.metrics.dtap import dtap
 from qkdyn.readings.posts import Reading
 from qkdyn.text.encoded import Encoded
 from qkdyn.train.text_batches import readouts
 
-# Edges of the published heat maps of HateXplain, and thresholds of the curves of AC and ACMC.
+# Edges of the published heat maps of HateXplain.
 EDGES = (0.0, 0.33, 0.66, 1.1)
-THRESHOLDS = np.linspace(0, 1, 21)
 Records = dict[str, np.ndarray]
 # Means over all posts, and again over marked ones alone.
 _BOTH = ("entropy", "top_mass", "comprehensiveness", "sufficiency")
@@ -132,7 +132,7 @@ def distributions(found: Mapping[str, np.ndarray], split: Split, confidence: flo
         ]
         return np.stack(each).reshape(*known.shape, size, size)
 
-    levels = THRESHOLDS.astype(np.float32)
+    levels = np.asarray(THRESHOLDS, np.float32)
     sure, uniform = probability[..., None] >= levels, split.uniform.astype(np.float32)
     reached, flat = mass[..., None] >= levels, uniform[:, None] >= levels
     at = np.float32(confidence)
@@ -186,7 +186,7 @@ def floors(split: Split, how: Reading, confidence: float) -> dict[str, Any]:
         "random_token_f1": mean(2 * k * hits / np.maximum(count * (k + hits), 1), marked),
         "uniform_ac": 100 * mean(reach >= np.float32(confidence), marked),
         "uniform_ac_all": 100 * mean(reach >= np.float32(confidence)),
-        "uniform_ac_curve": [100 * mean(reach >= level, marked) for level in THRESHOLDS.astype(np.float32)],
+        "uniform_ac_curve": [100 * mean(reach >= level, marked) for level in np.asarray(THRESHOLDS, np.float32)],
     }
 
 

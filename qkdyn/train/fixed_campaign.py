@@ -7,8 +7,8 @@ import numpy as np
 from qkdyn.tasks.tokens import TokensTask
 from qkdyn.train.fixed_attention import FixedRun, FixedState, advance_fixed
 from qkdyn.train.interrupt import Request
+from qkdyn.train.keeping import keep, restore
 from qkdyn.train.store import Store
-from qkdyn.train.token_campaign import keep, restore
 
 # Updates of one run between two returns to the host: a few seconds for forty runs, evaluation included.
 CHUNK_STEPS = 2_500

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkdyn.text.batches import UNIQUE_MULTIPLE, epoch_plan, unique_tokens
 from qkdyn.text.encoded import Encoded
-from qkdyn.transformer_config import TransformerConfig
+from qkdyn.transformer import TransformerConfig, readout_positions
 
 
 class Batches(NamedTuple):
@@ -38,9 +38,7 @@ def readouts(data: Encoded, config: TransformerConfig) -> np.ndarray:
 
     The first pad of a post that fills all n_ctx slots is not there: position 0 then, as the published code's argmax has it.
     """
-    if config.readout == "first_pad":
-        return np.where(data.length < data.n_ctx, data.length, 0)
-    return data.length - 1
+    return np.asarray(readout_positions(data.length, config, data.n_ctx))
 
 
 def slots_read(data: Encoded, config: TransformerConfig) -> np.ndarray:

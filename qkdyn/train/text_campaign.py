@@ -12,10 +12,10 @@ from qkdyn.errors import check_count
 from qkdyn.text.encoded import Encoded
 from qkdyn.train.devices import arms_mesh, filled_up, spread
 from qkdyn.train.interrupt import Request
+from qkdyn.train.keeping import keep, restore
 from qkdyn.train.store import Store
 from qkdyn.train.text_batches import Batches, cut, epoch_batches, room, widen
 from qkdyn.train.text_engine import TextJob, TextRuns, TextState, advance, begin, idle_of, settle
-from qkdyn.train.token_campaign import keep, restore
 
 # Updates between two returns to the host: a few seconds for forty runs.
 CHUNK_STEPS = 64

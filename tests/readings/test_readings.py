@@ -12,13 +12,14 @@ from scipy.special import softmax
 
 import transformer_reference
 from qkdyn.metrics.attention import acmc, attention_confidence, attention_mass, mrta
+from qkdyn.metrics.curves import THRESHOLDS
 from qkdyn.metrics.dtap import dtap
 from qkdyn.metrics.faithfulness import top_tokens
 from qkdyn.metrics.plausibility import auprc, iou_f1, position_auprc, token_f1
 from qkdyn.metrics.rollout import head_rows, rollout_row
 from qkdyn.metrics.sharpness import attention_entropy, entropy_share, top_k_mass, uniform_top_k_mass
 from qkdyn.readings.posts import Reading, read
-from qkdyn.readings.splits import EDGES, THRESHOLDS, distributions, extended, floors, means, split_of
+from qkdyn.readings.splits import EDGES, distributions, extended, floors, means, split_of
 from qkdyn.train.text_batches import readouts
 from qkdyn.train.text_engine import TextState
 from qkdyn.transformer import init_transformer
@@ -187,7 +188,7 @@ def test_the_best_epoch_is_the_first_of_the_highest_validation_accuracy():
         records = extended(records, {"validation": now, "test": now}, {"validation": split, "test": split}, 0.33, 3)
     assert (records["best/epoch"] == 2).all()
     assert records["validation/accuracy"].shape == (S, A, 4)
-    np.testing.assert_allclose(records["best/test/ac_curve"][0, 0], 100.0 * (THRESHOLDS.astype(np.float32) <= 0.1))
+    np.testing.assert_allclose(records["best/test/ac_curve"][0, 0], 100.0 * (np.asarray(THRESHOLDS, np.float32) <= 0.1))
 
 
 @pytest.mark.parametrize("broken", [("layers", 0, "qk", "W_Q"), ("head", "W_U")])
