@@ -14,8 +14,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from qkdyn.errors import check_count, check_positive, reject
-from qkdyn.transformer import TransformerConfig, _biased, _from_heads, _normed, _pick, _plus, _to_heads
-from qkdyn.transformer_config import check_shapes, check_values
+from qkdyn.transformer import head
+from qkdyn.transformer_config import TransformerConfig, check_shapes, check_values
+from qkdyn.transformer_parts import attend, keys_of, mlp, normed, picked, queries_of, values_of, written
 
 
 class Decoded(NamedTuple):
@@ -153,23 +154,23 @@ def _read_prompts(params, config, tokens, length, most, residual):
     rollout = jnp.broadcast_to(jnp.eye(T, dtype=x.dtype), (B, T, T))
     last, kept, rows = (length - 1)[:, None], [], []
     for number, layer in enumerate(params["layers"]):
-        read = _first_norm(layer, config, x)
-        keys, values = _keys_values(layer, read)
+        read = normed(layer, config, "1", x)
+        keys, values = keys_of(layer, read), values_of(layer, read)
         kept.append(_Kept(_room(keys, most, 2), _room(values, most, 2), None))
         if residual is not None:
             kept[-1] = kept[-1]._replace(rollout=_room(_room(rollout, most, 1), most, 2))
         reading = jnp.broadcast_to(position[None], (B, T))
         if number == L - 1:
-            x, read, reading = _pick(x, last), _pick(read, last), last
+            x, read, reading = picked(x, last), picked(read, last), last
         allowed = position[None, None] <= reading[:, :, None]
         x, attention = _rest_of_layer(layer, config, x, read, keys, values, allowed)
         if residual is not None:
             mean = attention.mean(1)
-            own = _pick(rollout, last) if number == L - 1 else rollout
+            own = picked(rollout, last) if number == L - 1 else rollout
             rollout = residual * mean @ rollout + (1 - residual) * own
-            rows.append(mean if number == L - 1 else _pick(mean, last))
+            rows.append(mean if number == L - 1 else picked(mean, last))
     row = None if residual is None else (_room(jnp.concatenate(rows, 1), most, 2), _room(rollout[:, 0], most, 1))
-    return _head(params, config, x)[:, 0], tuple(kept), row
+    return head(params, config, x)[:, 0], tuple(kept), row
 
 
 def _read_token(params, config, token, position, kept, residual):
@@ -182,8 +183,8 @@ def _read_token(params, config, token, position, kept, residual):
     rollout = None if residual is None else jax.nn.one_hot(position, S, dtype=x.dtype)
     each, rows, after = jnp.arange(B), [], []
     for layer, own in zip(params["layers"], kept, strict=True):
-        read = _first_norm(layer, config, x)
-        keys, values = _keys_values(layer, read)
+        read = normed(layer, config, "1", x)
+        keys, values = keys_of(layer, read), values_of(layer, read)
         own = own._replace(
             keys=own.keys.at[each, :, position].set(keys[:, :, 0]),
             values=own.values.at[each, :, position].set(values[:, :, 0]),
@@ -196,16 +197,7 @@ def _read_token(params, config, token, position, kept, residual):
             rows.append(mean)
         after.append(own)
     row = None if residual is None else (jnp.stack(rows, 1), rollout)
-    return _head(params, config, x)[:, 0], tuple(after), row
-
-
-def _first_norm(layer: Any, config: TransformerConfig, x: Float[Array, "B Q d"]) -> Float[Array, "B Q d"]:
-    return _normed(layer["rest"], "1", x) if config.layer_norm == "pre" else x
-
-
-def _keys_values(layer: Any, read: Float[Array, "B Q d"]) -> tuple[Float[Array, "B H Q dh"], Float[Array, "B H Q dh"]]:
-    """Keys without their bias, which softmax does not see, and values without theirs, which is added after the mean."""
-    return _to_heads(read, layer["qk"]["W_K"]), _to_heads(read, layer["ov"]["W_V"])
+    return head(params, config, x)[:, 0], tuple(after), row
 
 
 def _rest_of_layer(
@@ -218,27 +210,9 @@ def _rest_of_layer(
     allowed: Bool[Array, "B Q S"],
 ) -> tuple[Float[Array, "B Q d"], Float[Array, "B H Q S"]]:
     """Rows x after attention to keys and values and after the MLP, and the attention."""
-    qk, ov, mlp = layer["qk"], layer["ov"], layer.get("mlp")
-    q = config.d_head**-0.5 * _biased(_to_heads(read, qk["W_Q"]), qk.get("b_Q"))
-    score = jnp.einsum("bhqe,bhse->bhqs", q, keys)
-    attention = jax.nn.softmax(jnp.where(allowed[:, None], score, -jnp.inf))
-    mixed = jnp.einsum("bhqs,bhse->bhqe", attention, values)
-    attended = _plus(_from_heads(_biased(mixed, ov.get("b_V")), ov["W_O"]), ov.get("b_O"))
-    x = x + attended if config.residual else attended
-    if mlp is None:
-        return x, attention
-    read = _normed(layer["rest"], "2", x) if config.layer_norm == "pre" else x
-    hidden = _plus(jnp.einsum("bqd,dm->bqm", read, mlp["W_in"]), mlp.get("b_in"))
-    hidden = jax.nn.gelu(hidden, approximate=config.activation == "gelu_new")
-    out = _plus(jnp.einsum("bqm,md->bqd", hidden, mlp["W_out"]), mlp.get("b_out"))
-    return x + out if config.residual else out, attention
-
-
-def _head(params: Any, config: TransformerConfig, x: Float[Array, "B Q d"]) -> Float[Array, "B Q M"]:
-    if config.layer_norm == "pre":
-        x = _normed(params["rest"], "f", x)
-    W = params["embed"]["W_E"].mT if config.tied else params["head"]["W_U"]
-    return _plus(jnp.einsum("bqd,dm->bqm", x, W), params["head"].get("b_U"))
+    attention, mixed = attend(queries_of(layer, config, read), keys, values, allowed[:, None])
+    attended = written(layer, mixed)
+    return mlp(layer, config, x + attended if config.residual else attended), attention
 
 
 def _room(x: Array, more: int, axis: int) -> Array:

@@ -14,10 +14,22 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from qkdyn.few_rows import attend_few
 from qkdyn.transformer_config import TransformerConfig, check_shapes, check_values, is_shape, shapes
+from qkdyn.transformer_parts import (
+    attend,
+    dropped,
+    keys_of,
+    mlp,
+    normed,
+    picked,
+    plus,
+    queries_of,
+    split,
+    values_of,
+    written,
+)
 
-__all__ = ["Output", "TransformerConfig", "forward", "init_transformer", "readout_positions"]
+__all__ = ["Output", "TransformerConfig", "forward", "head", "init_transformer", "readout_positions", "states"]
 
-_EPSILON = 1e-5  # Added to the variance by LayerNorm.
 Tree = dict[str, Any]
 
 
@@ -92,6 +104,25 @@ def forward(
         InputError: shapes that do not fit each other or the configuration; token ids, lengths or queries out of range
             (where they are numpy arrays).
     """
+    x, maps = states(params, config, tokens, length, embedded=embedded, queries=queries, every=every, key=key)
+    return Output(head(params, config, x), maps)
+
+
+def states(
+    params: Tree,
+    config: TransformerConfig,
+    tokens: Int[Array | np.ndarray, "B T"],
+    length: Int[Array | np.ndarray, " B"],
+    *,
+    embedded: Float[Array, "B T d"] | None = None,
+    queries: Int[Array | np.ndarray, "B Q"] | None = None,
+    every: bool = False,
+    key: Key[Array, ""] | None = None,
+) -> tuple[Float[Array, "B Q d"], tuple[Float[Array, "B H _ T"], ...]]:
+    """`forward` up to its head: what the last layer leaves at the rows read, and the attention of every layer.
+
+    A head of many outputs is best computed, by `head`, at the rows that are asked for. Arguments and errors as of `forward`.
+    """
     check_shapes(params, config, tokens, length, embedded, queries, every)
     check_values(config, tokens, length, queries)
     params = jax.tree.map(jnp.asarray, params)
@@ -102,20 +133,24 @@ def forward(
     x = params["embed"]["W_E"][tokens] if embedded is None else embedded
     if config.positions:
         x = x + params["embed"]["W_pos"][None, :T]
-    keys = _split(key if config.dropout else None, config.n_layers + 1)
-    x = _dropout(x, config.dropout, keys[-1])
+    keys = split(key if config.dropout else None, config.n_layers + 1)
+    x = dropped(x, config.dropout, keys[-1])
     maps = []
     for number, layer in enumerate(params["layers"]):
         rows = None if queries is None or number < config.n_layers - 1 else jnp.asarray(queries)
         x, attention = _block(layer, config, x, length, rows, keys[number])
         maps.append(attention)
-    if config.layer_norm == "pre":
-        x = _normed(params["rest"], "f", x)
+    return x, tuple(maps)
+
+
+def head(params: Tree, config: TransformerConfig, x: Float[Array, "B Q d"]) -> Float[Array, "B Q M"]:
+    """Logits of rows of `states`: the last LayerNorm and the head."""
+    x = normed(params, config, "f", x)
     if config.tied:
         logits = jnp.einsum("bqd,md->bqm", x, params["embed"]["W_E"])
     else:
         logits = jnp.einsum("bqd,dm->bqm", x, params["head"]["W_U"])
-    return Output(_plus(logits, params["head"].get("b_U")), tuple(maps))
+    return plus(logits, params["head"].get("b_U"))
 
 
 def _block(
@@ -127,21 +162,12 @@ def _block(
     key: Key[Array, ""] | None,
 ) -> tuple[Float[Array, "B rows d"], Float[Array, "B H rows T"]]:
     """One layer at the rows `queries`, or at every row."""
-    keys = _split(key, 3)
-    pre = config.layer_norm == "pre"
-    read = _normed(layer["rest"], "1", x) if pre else x
-    rows, asking = (x, read) if queries is None else (_pick(x, queries), _pick(read, queries))
+    keys = split(key, 3)
+    read = normed(layer, config, "1", x)
+    rows, asking = (x, read) if queries is None else (picked(x, queries), picked(read, queries))
     attended, attention = _attend(layer, config, read, asking, _allowed(config, length, queries, x.shape[1]), keys[0])
     x = rows + attended if config.residual else attended
-    if config.d_mlp is None:
-        return x, attention
-    mlp = layer["mlp"]
-    hidden = _plus(
-        jnp.einsum("bqd,dm->bqm", _normed(layer["rest"], "2", x) if pre else x, mlp["W_in"]), mlp.get("b_in")
-    )
-    hidden = _dropout(jax.nn.gelu(hidden, approximate=config.activation == "gelu_new"), config.dropout, keys[1])
-    out = _dropout(_plus(jnp.einsum("bqm,md->bqd", hidden, mlp["W_out"]), mlp.get("b_out")), config.dropout, keys[2])
-    return x + out if config.residual else out, attention
+    return mlp(layer, config, x, (keys[1], keys[2])), attention
 
 
 def _allowed(
@@ -170,72 +196,20 @@ def _attend(
     """Multi-head attention of `rows` to x.
 
     With few rows, keys and values of all T tokens are not worth computing: x W_K q = x (W_K q) and a (x W_V) = (a x) W_V are
-    the same by associativity. b_K adds one number to all scores of a row, which softmax does not see: it is left out, and
-    its gradient is exactly the zero that it would be up to rounding.
+    the same by associativity.
     """
-    qk, ov = layer["qk"], layer["ov"]
     (B, T, d), Q, H, dh = x.shape, rows.shape[1], config.n_heads, config.d_head
     allowed = None if allowed is None else jnp.broadcast_to(allowed[:, None], (B, H, Q, T))
-    kept = None if key is None else _dropout(jnp.ones((B, H, Q, T), x.dtype), config.dropout, key)
-    q = dh**-0.5 * _biased(_to_heads(rows, qk["W_Q"]), qk.get("b_Q"))
+    kept = None if key is None else dropped(jnp.ones((B, H, Q, T), x.dtype), config.dropout, key)
+    q = queries_of(layer, config, rows)
     # Multiplications of one head, the same for scores and for values.
     if Q * d * dh + Q * T * d < T * d * dh + Q * T * dh:
-        direction = jnp.einsum("bhqe,hde->bhqd", q, qk["W_K"])
+        direction = jnp.einsum("bhqe,hde->bhqd", q, layer["qk"]["W_K"])
         flat = [None if part is None else part.reshape(B, H * Q, -1) for part in (direction, allowed, kept)]
         attention, mean = attend_few(flat[0], x, flat[1], flat[2])
         attention = attention.reshape(B, H, Q, T)
-        mixed = jnp.einsum("bhqd,hde->bhqe", mean.reshape(B, H, Q, d), ov["W_V"])
+        mixed = jnp.einsum("bhqd,hde->bhqe", mean.reshape(B, H, Q, d), layer["ov"]["W_V"])
     else:
-        score = jnp.einsum("bhqe,bhte->bhqt", q, _to_heads(x, qk["W_K"]))
-        attention = jax.nn.softmax(score if allowed is None else jnp.where(allowed, score, -jnp.inf))
-        weight = attention if kept is None else attention * kept
-        mixed = jnp.einsum("bhqt,bhte->bhqe", weight, _to_heads(x, ov["W_V"]))
-    # Values' bias apart from them: attention sums to one, unless some of it was dropped.
+        attention, mixed = attend(q, keys_of(layer, x), values_of(layer, x), allowed, kept)
     total = None if kept is None else (attention * kept).sum(-1, keepdims=True)
-    return _plus(_from_heads(_biased(mixed, ov.get("b_V"), total), ov["W_O"]), ov.get("b_O")), attention
-
-
-# One product with the heads side by side: measured faster on CPUs than one for each head.
-def _to_heads(x: Float[Array, "B T d"], W: Float[Array, "H d dh"]) -> Float[Array, "B H T dh"]:
-    (B, T, d), (H, _, dh) = x.shape, W.shape
-    side_by_side = x.reshape(B * T, d) @ W.transpose(1, 0, 2).reshape(d, H * dh)
-    return side_by_side.reshape(B, T, H, dh).transpose(0, 2, 1, 3)
-
-
-def _from_heads(z: Float[Array, "B H Q dh"], W: Float[Array, "H dh d"]) -> Float[Array, "B Q d"]:
-    (B, H, Q, dh), d = z.shape, W.shape[-1]
-    return (z.transpose(0, 2, 1, 3).reshape(B * Q, H * dh) @ W.reshape(H * dh, d)).reshape(B, Q, d)
-
-
-def _biased(
-    z: Float[Array, "B H Q dh"], bias: Float[Array, "H dh"] | None, total: Float[Array, "B H Q 1"] | None = None
-) -> Float[Array, "B H Q dh"]:
-    if bias is None:
-        return z
-    return z + (bias[None, :, None] if total is None else total * bias[None, :, None])
-
-
-def _pick(x: Float[Array, "B T d"], queries: Int[Array, "B Q"]) -> Float[Array, "B Q d"]:
-    return jnp.take_along_axis(x, queries[:, :, None], axis=1)
-
-
-def _plus(x: Float[Array, "B Q n"], bias: Float[Array, " n"] | None) -> Float[Array, "B Q n"]:
-    return x if bias is None else x + bias[None, None]
-
-
-def _normed(norm: Tree, name: str, x: Float[Array, "B T d"]) -> Float[Array, "B T d"]:
-    """LayerNorm over the last axis."""
-    centred = x - x.mean(-1, keepdims=True)
-    scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + _EPSILON)
-    return _plus(scaled * norm[f"g_{name}"][None, None], norm.get(f"b_{name}"))
-
-
-def _split(key: Key[Array, ""] | None, count: int) -> list[Any]:
-    return [None] * count if key is None else list(jax.random.split(key, count))
-
-
-def _dropout(x: Array, share: float, key: Key[Array, ""] | None) -> Array:
-    """Zero a share of x and scale up the rest, so that the mean stays; x itself without a key."""
-    if key is None:
-        return x
-    return jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)
+    return written(layer, mixed, total), attention

@@ -4,7 +4,6 @@ A head of V outputs on every position of a batch costs more than the model (V = 
 have no label. The rows that have one are picked first: the same loss and the same gradient.
 """
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -12,30 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from qkdyn.transformer import TransformerConfig, forward
-
-
-def states(
-    params: Any,
-    config: TransformerConfig,
-    tokens: Int[Array | np.ndarray, "B T"],
-    length: Int[Array | np.ndarray, " B"],
-    queries: Int[Array | np.ndarray, "B Q"],
-    *,
-    key: Key[Array, ""] | None = None,
-) -> Float[Array, "B Q d"]:
-    """What the head reads at `queries`; arguments as for `qkdyn.transformer.forward`."""
-    # The identity in the place of the head: exact, and nothing beside a head of many outputs.
-    d = config.d_model
-    bare = dataclasses.replace(config, tied=False, n_outputs=d)
-    head = {"W_U": jnp.eye(d)} | ({"b_U": jnp.zeros(d)} if config.biases else {})
-    return forward({**params, "head": head}, bare, tokens, length, queries=queries, key=key).logits
-
-
-def head_logits(params: Any, config: TransformerConfig, x: Float[Array, "L d"]) -> Float[Array, "L M"]:
-    """The head of the model on rows of `states`."""
-    logits = x @ (params["embed"]["W_E"].mT if config.tied else params["head"]["W_U"])
-    return logits + params["head"]["b_U"][None] if config.biases else logits
+from qkdyn.transformer import TransformerConfig, head, states
 
 
 def language_loss(
@@ -65,9 +41,9 @@ def language_loss(
         smoothing: e; the loss of a label is (1 - e) (-log p_label) + e mean over all tokens of -log p, as PyTorch has it.
         key: for dropout.
     """
-    x = states(params, config, tokens, length, queries, key=key)
-    logits = head_logits(params, config, x.reshape(-1, x.shape[-1])[row])
-    losses = smoothed(logits, jnp.asarray(label), smoothing)
+    x, _ = states(params, config, tokens, length, queries=queries, key=key)
+    labelled = x.reshape(-1, x.shape[-1])[row]
+    losses = smoothed(head(params, config, labelled[None])[0], jnp.asarray(label), smoothing)
     # 1 for a batch without labels: loss and gradient 0.
     return (weight * losses).sum() / jnp.maximum(jnp.asarray(weight).sum(), 1.0)
 
