@@ -130,6 +130,20 @@ def written(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
     return ByteLevel().decode([vocabulary.symbols[id_] for id_ in ids]).strip()
 
 
+def askable(questions: Sequence[Question]) -> tuple[tuple[Question, ...], tuple[str, ...], tuple[str, ...]]:
+    """Questions whose first answer stands at its place in the context; ids of those without an answer, and of the others."""
+    kept, unanswerable, mismatched = [], [], []
+    for one in questions:
+        first = one.answers[0] if one.answers and not one.impossible else None
+        if first is None:
+            unanswerable.append(one.id)
+        elif not first.text or not one.context.startswith(first.text, first.start):
+            mismatched.append(one.id)
+        else:
+            kept.append(one)
+    return tuple(kept), tuple(unanswerable), tuple(mismatched)
+
+
 def encode_prompts(
     questions: Sequence[Question],
     vocabulary: Vocabulary,
@@ -159,24 +173,20 @@ def encode_prompts(
         InputError: nothing left to encode; sizes or choices that are not allowed.
     """
     room = check_count("n_ctx", n_ctx, minimum=ANSWER + 2 + MULTIPLE) - ANSWER - 2
+    asked, unanswerable, mismatched = askable(questions)
     kept: list[tuple[Question, _Prompt]] = []
-    unanswerable, mismatched, too_long = [], [], []
-    for one in questions:
-        first = one.answers[0] if one.answers and not one.impossible else None
-        if first is None:
-            unanswerable.append(one.id)
-        elif not first.text or not one.context.startswith(first.text, first.start):
-            mismatched.append(one.id)
+    too_long = []
+    for one in asked:
+        first = one.answers[0]
+        end = first.start + len(first.text)
+        shown = window(
+            one.context, one.question, first.start, end, choice=windows, size=size, seed=seed, identity=one.id
+        )
+        prompt = _prompt(one, shown, vocabulary, room, keep_cue, every_occurrence)
+        if prompt is None:
+            too_long.append(one.id)
         else:
-            end = first.start + len(first.text)
-            shown = window(
-                one.context, one.question, first.start, end, choice=windows, size=size, seed=seed, identity=one.id
-            )
-            prompt = _prompt(one, shown, vocabulary, room, keep_cue, every_occurrence)
-            if prompt is None:
-                too_long.append(one.id)
-            else:
-                kept.append((one, prompt))
+            kept.append((one, prompt))
     if not kept:
         reject("questions", f"{len(questions)} questions, none of which can be asked", "some with an answer")
     prompts = [prompt for _, prompt in kept]
@@ -201,8 +211,8 @@ def encode_prompts(
         pad=vocabulary.pad,
         n_ctx=n_ctx,
         left_out=LeftOut(
-            tuple(unanswerable),
-            tuple(mismatched),
+            unanswerable,
+            mismatched,
             tuple(too_long),
             cut=sum(prompt.cut for prompt in prompts),
             answers_cut=sum(len(ids) > ANSWER for ids in answers),

@@ -1,0 +1,131 @@
+"""Questions as a recipe has them: read, split by article, drawn, encoded; whatever is left out is counted and said."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.squad.recipe import Recipe
+from qkdyn.errors import DataError
+from qkdyn.text.prompts import LeftOut, Prompts, askable, encode_prompts
+from qkdyn.text.sources import checksums, data_folder, find, find_published, source
+from qkdyn.text.squad import Question, read_squad
+from qkdyn.text.vocabulary import Vocabulary, byte_bpe
+
+SPLITS = ("train", "selection", "dev")
+# One article in so many is kept for the selection of epochs.
+SHARE = 10
+
+
+@dataclass(frozen=True, eq=False)
+class QuestionData:
+    """The questions of a recipe.
+
+    Attributes:
+        train: to be learned.
+        selection: by which epochs are chosen.
+        dev: reported.
+        vocabulary: byte-level.
+        notes: what was drawn, and what was left out or cut.
+        sha256: of each file.
+    """
+
+    train: Prompts
+    selection: Prompts
+    dev: Prompts
+    vocabulary: Vocabulary
+    notes: tuple[str, ...]
+    sha256: dict[str, str]
+
+    @property
+    def counts(self) -> dict[str, Any]:
+        """What a record says of them."""
+        return {
+            **{name: len(getattr(self, name).ids) for name in SPLITS},
+            "vocabulary": self.vocabulary.size,
+            "sha256": self.sha256,
+        }
+
+
+def load(recipe: Recipe, option: Path | None) -> QuestionData:
+    """Read, split, draw and encode the questions of a recipe.
+
+    Args:
+        recipe: sizes, windows, split.
+        option: folder named by the user, of the files or of folders named squad and gpt2_bpe; None looks where the
+            environment says, and in data/.
+
+    Raises:
+        DataError: a file is missing or not as published; no question, or none to select by, is left.
+    """
+    folder, pairs = data_folder(option, "squad"), data_folder(option, "gpt2_bpe")
+    train_file, dev_file = (find_published(folder, file) for file in source("squad").files)
+    vocabulary = byte_bpe(find(pairs, "encoder.json"), find(pairs, "vocab.bpe"), size=recipe.vocabulary)
+    every, more = _asked(train_file)
+    dev, more_dev = _asked(dev_file)
+    notes = [*more, *more_dev]
+    if recipe.chosen_by == "articles":
+        train, held = split_by_article(every)
+        selection, evaluated = draw(held, recipe.selection, recipe.drawn), recipe.evaluated
+        untitled = sum(not one.title for one in every)
+        if untitled:
+            notes.append(f"{untitled:,} training questions name no article: each paragraph of theirs counts as one")
+    else:
+        train, selection, evaluated = every, dev[: recipe.selection], recipe.evaluated
+    for name, part in (("train on", train), ("select by", selection)):
+        if not part:
+            raise DataError(f"{train_file} leaves no question to {name}; take the file as published")
+    drawn = draw(train, recipe.questions, recipe.drawn)
+    measured = draw(dev, recipe.dev, recipe.drawn)
+    notes.append(f"{len(drawn):,} of {len(train):,} training questions drawn, {len(measured):,} of {len(dev):,} of dev")
+    encoded = [
+        _encode(recipe, part, vocabulary, windows)
+        for part, windows in ((drawn, recipe.windows), (selection, evaluated), (measured, evaluated))
+    ]
+    for name, prompts in zip(SPLITS, encoded, strict=True):
+        notes += [f"{name}: {line}" for line in prompts.left_out.lines()]
+    sums = {**checksums(folder, "squad"), **checksums(pairs, "gpt2_bpe")}
+    return QuestionData(*encoded, vocabulary, tuple(notes), sums)
+
+
+def _asked(path: Path) -> tuple[tuple[Question, ...], list[str]]:
+    """The questions of a file that can be asked, and a line for each kind of those that cannot."""
+    kept, unanswerable, mismatched = askable(read_squad(path))
+    left = LeftOut(unanswerable, mismatched, (), 0, 0, 0)
+    lines = [f"{path.name.removesuffix('.gz')}: {line}" for line in left.lines()]
+    if not kept:
+        raise DataError(f"{path} has no question with an answer at its place; take the file as published")
+    return kept, lines
+
+
+def _encode(recipe: Recipe, questions: Sequence[Question], vocabulary: Vocabulary, windows: str) -> Prompts:
+    return encode_prompts(
+        questions,
+        vocabulary,
+        n_ctx=recipe.n_ctx,
+        windows=windows,
+        size=recipe.size,
+        seed=recipe.drawn,
+        keep_cue=recipe.keep_cue,
+    )
+
+
+def split_by_article(questions: Sequence[Question]) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """The questions to train on, and those of about a tenth of the articles, by a hash of the title.
+
+    Questions whose article is not named are split by their paragraph.
+    """
+    held = [zlib.crc32((one.title or one.context).encode()) % SHARE == 0 for one in questions]
+    kept = tuple(one for one, out in zip(questions, held, strict=True) if not out)
+    return kept, tuple(one for one, out in zip(questions, held, strict=True) if out)
+
+
+def draw(questions: Sequence[Question], count: int, seed: int) -> tuple[Question, ...]:
+    """So many of the questions, drawn without return and in their order; all where they are no more."""
+    if len(questions) <= count:
+        return tuple(questions)
+    chosen = np.random.default_rng(seed).choice(len(questions), count, replace=False)
+    return tuple(questions[index] for index in np.sort(chosen))
