@@ -32,6 +32,11 @@ class Comparison:
     name: str
     arms: tuple[str, ...]
 
+    @property
+    def factors(self) -> tuple[str, ...]:
+        """Of a factorial: they make the name of its last arm, which has all of them."""
+        return tuple(self.arms[-1].split("+"))
+
 
 @dataclass(frozen=True)
 class Protocol:

@@ -6,24 +6,33 @@ import numpy as np
 import pandas as pd
 
 from experiments.text.readings import Record, values
+from qkdyn.figures.text_records import POSTS, Called
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import paired_difference
 
-UNITS = {"entropy_marked": " nats", "head_entropy": " nats", "ac_all": "%"}
-# Of toxic posts where the name says nothing else.
-NAMES = {
-    "entropy_marked": "entropy",
-    "top_mass_marked": "mass of the top 20%",
-    "head_entropy": "mean entropy of the heads (all posts)",
-    "head_top_mass": "mean mass of the heads' top 20% (all posts)",
-    "mrta": "MRTA",
-    "mrta_all": "MRTA",
-    "auprc": "AUPRC",
-    "ac_all": "AC",
-    "accuracy": "accuracy (all posts)",
-    "comprehensiveness": "comprehensiveness (all posts)",
-    "sufficiency": "sufficiency (all posts)",
-}
+UNITS = {"entropy_marked": " nats", "head_entropy": " nats", "ac_all": "%", "acmc_all": "%"}
+
+
+def names_of(called: Called) -> dict[str, str]:
+    """Quantities in words; of marked instances, where these are not all of them and the name says nothing else."""
+    every = f" (all {called.every})" if called.marked != called.every else ""
+    return {
+        "entropy_marked": "entropy",
+        "top_mass_marked": "mass of the top 20%",
+        "head_entropy": f"mean entropy of the heads{every}",
+        "head_top_mass": f"mean mass of the heads' top 20%{every}",
+        "mrta": "MRTA",
+        "mrta_all": "MRTA",
+        "auprc": "AUPRC",
+        "ac_all": "AC",
+        "acmc_all": "ACMC",
+        "accuracy": f"accuracy{every}",
+        "comprehensiveness": f"comprehensiveness{every}",
+        "sufficiency": f"sufficiency{every}",
+    }
+
+
+NAMES = names_of(POSTS)
 
 
 class Estimate(NamedTuple):
@@ -76,10 +85,17 @@ def judged(found: Estimate, rises: str, falls: str, neither: str) -> str:
     return rises if found.low > 0 else falls if found.high < 0 else neither
 
 
-def claims(other: Record, first: Record, reading: str = "end", split: str = "test", level: float = np.nan) -> str:
+def claims(
+    other: Record,
+    first: Record,
+    reading: str = "end",
+    split: str = "test",
+    level: float = np.nan,
+    called: Called = POSTS,
+) -> str:
     """Whether attention is sharper, whether it is on the relevant tokens, and whether these are ranked better: apart.
 
-    All of toxic posts, but the means over single heads.
+    All of marked instances, but the means over single heads.
     """
     names = ("entropy_marked", "top_mass_marked", "head_entropy", "head_top_mass", "mrta", "auprc")
     entropy, top, head, head_top, mrta, auprc = (change(other, first, name, reading, split, level) for name in names)
@@ -87,7 +103,8 @@ def claims(other: Record, first: Record, reading: str = "end", split: str = "tes
         return "cannot be read there"
     sharpness = f"entropy {told(entropy)} nats, mass of the top 20% {told(top)}"
     if np.isfinite(head.mean):
-        sharpness += f"; of single heads on average, all posts, {told(head)} nats and {told(head_top)}"
+        whose = f", all {called.every}," if called.marked != called.every else ""
+        sharpness += f"; of single heads on average{whose} {told(head)} nats and {told(head_top)}"
     if not np.isfinite(entropy.low):
         return f"cannot be judged without an interval ({sharpness}; MRTA {told(mrta)}, AUPRC {told(auprc)})"
     sharp = judged(entropy, "is flatter", "is sharper", "is not sharper or flatter that could be told")

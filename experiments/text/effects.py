@@ -6,12 +6,11 @@ from itertools import permutations, product
 import numpy as np
 import pandas as pd
 
-from experiments.text.arms import FACTORS, Comparison
+from experiments.text.arms import Comparison
 from experiments.text.readings import MAIN, READINGS, Record, matched_level, values
 from qkdyn.metrics.intervals import Interval, confidence_interval
 from qkdyn.metrics.paired import factorial_effects, paired_difference
 
-NAMES = tuple(FACTORS)
 KINDS = ("total", "alone", "last", "main", "interaction", "share")
 
 
@@ -27,16 +26,16 @@ def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataF
     found = {record["arm"]["name"]: record for record in records}
     if any(name not in found for name in comparison.arms):
         return pd.DataFrame()
-    level = matched_level(records)
+    level, names = matched_level(records), comparison.factors
     cases = list(product(READINGS, ("validation", "test"), MAIN))
     results = np.stack(
         [
-            cells({name: values(found[name], reading, split, quantity.name, level) for name in comparison.arms})
+            cells({name: values(found[name], reading, split, quantity.name, level) for name in comparison.arms}, names)
             for reading, split, quantity in cases
         ]
     )
-    lines = list(effects(results))
-    seeds = complete(results).sum(-1)
+    lines = list(effects(results, names))
+    seeds = complete(results, len(names)).sum(-1)
     rows = []
     for i, (reading, split, quantity) in enumerate(cases):
         head = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
@@ -48,21 +47,21 @@ def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def cells(known: dict[str, np.ndarray]) -> np.ndarray:
-    """Values of the arms of the factorial by name, each (seeds,), as one array: an axis of (off, on) for each factor."""
+def cells(known: dict[str, np.ndarray], names: Sequence[str]) -> np.ndarray:
+    """Values of the arms of a factorial by name, each (seeds,), as one array: an axis of (off, on) for each factor."""
     seeds = len(next(iter(known.values())))
-    found = np.full((2,) * len(NAMES) + (seeds,), np.nan)
+    found = np.full((2,) * len(names) + (seeds,), np.nan)
     for name, own in known.items():
-        found[tuple(int(factor in name.split("+")) for factor in NAMES)] = own
+        found[tuple(int(factor in name.split("+")) for factor in names)] = own
     return found
 
 
-def complete(found: np.ndarray, factors: int = len(NAMES)) -> np.ndarray:
+def complete(found: np.ndarray, factors: int) -> np.ndarray:
     """Whether a seed has a value in every cell, (..., seeds) of (..., 2, ..., 2, seeds)."""
     return np.all(np.isfinite(found), axis=tuple(range(-1 - factors, -1)))
 
 
-def effects(found: np.ndarray, names: Sequence[str] = NAMES) -> Iterator[tuple[str, str, Interval]]:
+def effects(found: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, str, Interval]]:
     """Kind, factor and interval of every effect; see `effects_frame`.
 
     Args:

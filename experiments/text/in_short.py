@@ -1,7 +1,6 @@
 """The first paragraph of a verdict: what of the published effect is due to what, and whether sharper is also better ranked."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,6 +8,7 @@ import pandas as pd
 from experiments.text.arms import BASELINE, COMBINATION, FACTORS, LONG, Protocol
 from experiments.text.claims import NAMES, UNITS, Estimate, change, effect, estimate, judged, told
 from experiments.text.effects import effects_frame
+from experiments.text.printed import ours_of, printed_line, printed_of
 from experiments.text.published import compared_frame
 from experiments.text.readings import Record, values
 from qkdyn.figures.text import words
@@ -27,24 +27,6 @@ def in_short(records: Sequence[Record], protocol: Protocol) -> str:
     said += _longer(found)
     said += _ranked(found)
     return " ".join(["**In short.**", *said]) if said else ""
-
-
-def printed_line(frame: pd.DataFrame, arm: str, name: str) -> Any:
-    """The row of a printed number after the last epoch, of the validation split and of single runs if there is one, or None."""
-    kept = (frame["arm"] == arm) & (frame["quantity"] == name) & (frame["reading"] == "end")
-    lines: list[Any] = list(frame.loc[kept & np.isfinite(frame["ours"])].itertuples(index=False))
-    # Runs that were printed say more than a mean that was.
-    return max(lines, key=lambda line: (line.split == "validation", "notebook" in line.source), default=None)
-
-
-def printed_of(line: Any) -> Estimate:
-    """The printed number of a row of the comparison with what was published."""
-    return Estimate(line.printed, line.printed_low, line.printed_high, 0, 0)
-
-
-def ours_of(line: Any) -> Estimate:
-    """Ours."""
-    return Estimate(line.ours, line.ours_low, line.ours_high, 0, 0)
 
 
 def _met(found: Found, layers: int) -> list[str]:

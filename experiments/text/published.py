@@ -5,14 +5,12 @@ seed 1235 twice and leave out 1234, the four that there are stand here.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 
-from experiments.text.readings import Record, curve, values
-from qkdyn.figures.text_records import as_numbers, measured
-from qkdyn.metrics.intervals import confidence_interval
+from experiments.text.printed import Printed, compared, noted
+from experiments.text.readings import Record
 
 NOTEBOOK, SECOND = "notebook", "notebook of the heat maps"
 # Of the tokens that are kept for sufficiency, on which the model's answer depends.
@@ -23,100 +21,15 @@ MASKS = "train rationales are one mask in our data, the union, divided by three 
 TABLE = {1: "Table 1, Table 4", 2: "Tables 5, 6", 4: "Tables 5, 6"}
 
 
-@dataclass(frozen=True)
-class Printed:
-    """A printed number: of single runs, or a mean with half of its 95% interval.
-
-    Attributes:
-        source: where.
-        arm: baseline or faster.
-        split: of the posts; what is called test in Table 1 is the validation split, but for MRTA.
-        quantity: as the records call it; those they do not have are not measured.
-        values: of runs, or one mean.
-        half: of the interval, where the mean alone is printed.
-        unit: of the last printed digit.
-        reading: end, or epoch-10.
-        note: what else is to be known.
-    """
-
-    source: str
-    arm: str
-    split: str
-    quantity: str
-    values: tuple[float, ...]
-    half: float = float("nan")
-    unit: float = 1e-4
-    reading: str = "end"
-    note: str = ""
-
-    @property
-    def interval(self) -> tuple[float, float, float]:
-        """Mean and ends: as printed, or of the runs; half a unit of the last digit wider."""
-        if len(self.values) > 1:
-            mean, low, high = (float(part) for part in confidence_interval(np.array(self.values)))
-        else:
-            mean = float(np.mean(self.values))
-            half = 0.0 if np.isnan(self.half) else self.half
-            low, high = mean - half, mean + half
-        return mean, low - self.unit / 2, high + self.unit / 2
-
-
 def printed(layers: int = 1) -> tuple[Printed, ...]:
     """All that was printed of the model of so many layers."""
     found = {1: (*_tables(1), *_runs(), *_heat_maps()), 2: (*_tables(2), *_two_layers()), 4: _tables(4)}[layers]
-    return tuple(_noted(line, UNSORTED) if line.quantity.startswith("sufficiency") else line for line in found)
-
-
-def _noted(line: Printed, note: str) -> Printed:
-    return replace(line, note="; ".join(filter(None, (line.note, note))))
+    return tuple(noted(line, UNSORTED) if line.quantity.startswith("sufficiency") else line for line in found)
 
 
 def compared_frame(records: Sequence[Record], layers: int = 1) -> pd.DataFrame:
-    """One row for each printed number: theirs and ours with 95% intervals, and whether these overlap.
-
-    None where ours has no interval. The printed faster arm stands beside ours of that name; where there is none, beside
-    QK x30 and nothing else, which the paper's text says it is.
-    """
-    arms = {record["arm"]["name"]: record for record in records}
-    rows = []
-    for line in printed(layers):
-        ours_is = "qk30" if line.arm == "faster" and "faster" not in arms else line.arm
-        if ours_is not in arms:
-            continue
-        mean, low, high = line.interval
-        own = _ours(arms[ours_is], line)
-        ours, ours_low, ours_high = (float(part) for part in confidence_interval(own))
-        row = {
-            "source": line.source,
-            "arm": line.arm,
-            "our_arm": ours_is,
-            "split": line.split,
-            "quantity": line.quantity,
-        }
-        row |= {"reading": line.reading, "printed": mean, "printed_low": low, "printed_high": high}
-        row |= {"ours": ours, "ours_low": ours_low, "ours_high": ours_high, "difference": ours - mean}
-        overlap = bool(max(low, ours_low) <= min(high, ours_high)) if np.isfinite(ours_low) else None
-        rows.append(row | {"intervals_overlap": overlap, "note": line.note})
-    return pd.DataFrame(rows)
-
-
-def _ours(record: Record, line: Printed) -> np.ndarray:
-    """The same quantity of our runs."""
-    if line.quantity == "training_loss":
-        return curve(record, "", "training_loss")[:, -1]
-    if line.reading.startswith("epoch-"):
-        return curve(record, line.split, line.quantity)[:, int(line.reading.removeprefix("epoch-")) - 1]
-    known = [measured(run, "end", line.split) for run in record["runs"]]
-    if line.quantity.startswith("dtap_all."):
-        row, column = map(int, line.quantity.split(".")[1:])
-        return as_numbers([m["dtap_all"][row][column] if m else None for m in known])
-    if line.quantity.endswith("_20"):
-        name, place = line.quantity.replace("_20", "_curve"), record["shares"].index(0.2)
-        return as_numbers([m[name][place] if m else None for m in known])
-    if line.quantity.startswith("head_0_"):
-        place = ("low", "middle", "high").index(line.quantity.removeprefix("head_0_"))
-        return as_numbers([m["heads"][0]["bins"][place] if m else None for m in known])
-    return values(record, "end", line.split, line.quantity)
+    """Each printed number beside ours; where there is no arm as published, QK x30 and nothing else stands for it."""
+    return compared(records, printed(layers), "qk30")
 
 
 def _tables(layers: int) -> tuple[Printed, ...]:

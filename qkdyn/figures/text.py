@@ -10,7 +10,7 @@ import numpy as np
 
 from qkdyn.errors import InputError
 from qkdyn.figures import canvas
-from qkdyn.figures.text_records import as_numbers, measured, of_posts, over_epochs
+from qkdyn.figures.text_records import POSTS, Called, as_numbers, measured, of_posts, over_epochs
 from qkdyn.metrics.dtap import mean_and_std
 from qkdyn.metrics.intervals import confidence_interval
 
@@ -21,20 +21,8 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 Groups = Sequence[tuple[str, Sequence[Record]]]
-# The published edges of both axes, in words.
-BINS = ("< 0.33", "to 0.66", "> 0.66")
-WHOSE = {"dtap_all": "all posts", "dtap": "toxic posts with rationales"}
-# Quantity, label, name of its uniform value; what is sharper comes before what is sharper on the relevant tokens.
-PANELS = (
-    ("accuracy", "accuracy, all posts", None),
-    ("entropy_marked", "sharper: entropy, nats,\ntoxic posts", "uniform_entropy_marked"),
-    ("top_mass_marked", "sharper: mass of the top 20%,\ntoxic posts", "uniform_top_mass_marked"),
-    ("head_entropy", "sharper: mean entropy of the heads,\nnats, all posts", "uniform_entropy"),
-    ("mrta", "on the relevant tokens: MRTA,\ntoxic posts", "uniform_mrta"),
-    ("auprc", "on the relevant tokens: AUPRC,\ntoxic posts", "uniform_auprc"),
-    ("comprehensiveness", "faithful: comprehensiveness,\nall posts", None),
-    ("sufficiency", "faithful: sufficiency,\nall posts", None),
-)
+# Edges of both axes of the heat maps, where the recipe does not say: HateXplain's.
+EDGES = (0.0, 0.33, 0.66, 1.1)
 CURVES = ("accuracy", "entropy_marked", "mrta", "auprc")
 # Parts of the names of arms, and of factors, in words.
 WORDS = {
@@ -45,17 +33,34 @@ WORDS = {
     "frozen": "MLP frozen",
     "decay": "decay x10",
 }
+_DOSE = re.compile(r"(baseline|qk[0-9.e+-]+)(-long)?")
 DOTS, DASHDOTS = (0, (1, 1.5)), (0, (5, 2, 1, 2))
 
 
-def draw_text(groups: Groups, effects: "pd.DataFrame | None", folder: str | Path) -> list[Path]:
+def panels(called: Called) -> tuple[tuple[str, str, str | None], ...]:
+    """Quantity, label, name of its uniform value; what is sharper comes before what is sharper on the relevant tokens."""
+    every, marked = f"all {called.every}", called.marked
+    return (
+        ("accuracy", f"accuracy, {every}", None),
+        ("entropy_marked", f"sharper: entropy, nats,\n{marked}", "uniform_entropy_marked"),
+        ("top_mass_marked", f"sharper: mass of the top 20%,\n{marked}", "uniform_top_mass_marked"),
+        ("head_entropy", f"sharper: mean entropy of the heads,\nnats, {every}", "uniform_entropy"),
+        ("mrta", f"on the relevant tokens: MRTA,\n{marked}", "uniform_mrta"),
+        ("auprc", f"on the relevant tokens: AUPRC,\n{marked}", "uniform_auprc"),
+        ("comprehensiveness", f"faithful: comprehensiveness,\n{every}", None),
+        ("sufficiency", f"faithful: sufficiency,\n{every}", None),
+    )
+
+
+def draw_text(groups: Groups, effects: "pd.DataFrame | None", folder: str | Path, called: Called = POSTS) -> list[Path]:
     """Draw dtap.png, training.png and curves.png, and where there is something to draw effects.png and dose.png.
 
     Args:
-        groups: compared arms by the name of the comparison, as `experiments.table1_hatexplain` has them; the last one is the
+        groups: compared arms by the name of the comparison, as `experiments.text.command` has them; the last one is the
             headline, whose heat maps are drawn.
         effects: of the factorial, one row for each reading, split, quantity, kind and factor; None for none.
         folder: an existing folder.
+        called: what the instances are.
 
     Raises:
         InputError: there is no record. OutputError: a file cannot be written.
@@ -64,12 +69,16 @@ def draw_text(groups: Groups, effects: "pd.DataFrame | None", folder: str | Path
         raise InputError("groups must hold at least one finished arm, got none")
     last = groups[-1][1]
     shown = [(name, records) for name, records in groups if name != "factorial"] or groups
-    figures = {"dtap.png": draw_dtap(last), "training.png": draw_training(shown), "curves.png": draw_curves(last)}
+    figures = {
+        "dtap.png": draw_dtap(last, called),
+        "training.png": draw_training(shown, called),
+        "curves.png": draw_curves(last, called),
+    }
     if effects is not None and len(effects):
-        figures["effects.png"] = draw_effects(effects)
+        figures["effects.png"] = draw_effects(effects, called)
     doses = [(name, records) for name, records in groups if name in ("dose", "long") and len(records) > 1]
     if any(name == "dose" for name, _ in doses):
-        figures["dose.png"] = draw_dose(doses)
+        figures["dose.png"] = draw_dose(doses, called)
     return [canvas.save(figure, Path(folder) / name) for name, figure in figures.items()]
 
 
@@ -82,23 +91,36 @@ def words(name: str) -> str:
     return " + ".join(parts)
 
 
-def draw_dtap(records: Sequence[Record]) -> "matplotlib.figure.Figure":
-    """Fig. 7's panels: percent of posts by attention on relevant tokens and probability, mean and deviation over seeds."""
-    rows = (("validation", "dtap_all"), ("test", "dtap_all"), ("test", "dtap"))
+def draw_dtap(records: Sequence[Record], called: Called = POSTS) -> "matplotlib.figure.Figure":
+    """The panels of Figs. 6 and 7: percent of instances by attention on relevant tokens and probability of the label.
+
+    Mean and standard deviation over seeds, of all instances and where these are fewer of those that are marked.
+    """
+    every = f"all {called.every}"
+    rows = [("validation", "dtap_all", every), ("test", "dtap_all", every)]
+    rows += [("test", "dtap", called.ranked)] if called.ranked != called.every else []
+    bins = bins_of(records)
     figure = canvas.new_figure(2.5 * len(records) + 1.0, 2.35 * len(rows) + 0.8)
     grid = figure.subplots(len(rows), len(records), squeeze=False)
-    found = [[_maps(record, split, name) for record in records] for split, name in rows]
+    found = [[_maps(record, split, name) for record in records] for split, name, _ in rows]
     most = max((float(maps.mean(0).max()) for line in found for maps in line if len(maps)), default=100.0)
-    for line, maps, (split, name) in zip(grid, found, rows, strict=True):
+    for line, maps, (split, _, whose) in zip(grid, found, rows, strict=True):
         for axes, own in zip(line, maps, strict=True):
-            _heatmap(axes, own, most)
-        line[0].set_ylabel(f"{split}, {WHOSE[name]}\nprobability of the label", fontsize=8)
+            heatmap(axes, own, most, bins)
+        line[0].set_ylabel(f"{split}, {whose}\nprobability of the label", fontsize=8)
     for axes, record in zip(grid[0], records, strict=True):
         axes.set_title(textwrap.fill(words(record["arm"]["name"]), 30), fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("attention on relevant tokens", fontsize=8)
-    figure.suptitle("Percent of posts after the last epoch, mean ± standard deviation over seeds", fontsize=11)
+    title = f"Percent of {called.every} after the last epoch, mean ± standard deviation over seeds"
+    figure.suptitle(title, fontsize=11)
     return figure
+
+
+def bins_of(records: Sequence[Record]) -> tuple[str, str, str]:
+    """The bins of both axes of the heat maps, in words."""
+    _, low, high, _ = (records[0].get("recipe") or {}).get("edges", EDGES)
+    return f"< {low:g}", f"to {high:g}", f"> {high:g}"
 
 
 def _maps(record: Record, split: str, name: str) -> np.ndarray:
@@ -107,10 +129,11 @@ def _maps(record: Record, split: str, name: str) -> np.ndarray:
     return np.array([own for own in kept if np.isfinite(own).all()])
 
 
-def _heatmap(axes: "matplotlib.axes.Axes", maps: np.ndarray, most: float) -> None:
+def heatmap(axes: "matplotlib.axes.Axes", maps: np.ndarray, most: float, bins: Sequence[str]) -> None:
+    """Mean and deviation of the heat maps of runs, (runs, 3, 3), on a scale up to `most`."""
     places = [0.5, 1.5, 2.5]
-    axes.set_xticks(places, BINS)
-    axes.set_yticks(places, BINS)
+    axes.set_xticks(places, bins)
+    axes.set_yticks(places, bins)
     axes.tick_params(labelsize=7, length=0)
     if not len(maps):
         axes.set(xlim=(0, 3), ylim=(0, 3))
@@ -125,21 +148,21 @@ def _heatmap(axes: "matplotlib.axes.Axes", maps: np.ndarray, most: float) -> Non
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
 
 
-def draw_training(groups: Groups, split: str = "validation") -> "matplotlib.figure.Figure":
+def draw_training(groups: Groups, called: Called = POSTS, split: str = "validation") -> "matplotlib.figure.Figure":
     """Accuracy, entropy, MRTA and AUPRC after each epoch, a column for each comparison: mean and range over seeds."""
-    labels = {name: (label, uniform) for name, label, uniform in PANELS}
+    labels = {name: (label, uniform) for name, label, uniform in panels(called)}
     figure = canvas.new_figure(4.6 * len(groups) + 0.8, 2.15 * len(CURVES) + 1.6)
     grid = figure.subplots(len(CURVES), len(groups), sharex="col", sharey="row", squeeze=False)
     for column, (title, records) in zip(grid.T, groups, strict=True):
         for axes, name in zip(column, CURVES, strict=True):
             canvas.style(axes)
-            for record, (colour, dashes) in zip(records, _looks(records), strict=True):
+            for record, (colour, dashes) in zip(records, looks_of(records), strict=True):
                 count = record["arm"]["epochs"]
                 values = np.stack([over_epochs(run, split, name, count) for run in record["runs"]])
                 x = np.arange(1, values.shape[1] + 1)
                 canvas.band(axes, x, values, colour, 1.5)
                 axes.lines[-1].set_linestyle(dashes)
-            _beside(axes, records, split, name, labels[name][1])
+            beside(axes, records, split, name, labels[name][1])
         column[0].set_title(f"{title} ({records[0]['arm']['epochs']} epochs)", fontsize=10)
         column[-1].set_xlabel("epoch", fontsize=9)
         # A curve of two epochs has no ticks between them.
@@ -148,13 +171,13 @@ def draw_training(groups: Groups, split: str = "validation") -> "matplotlib.figu
             handles=_key(records), loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False, fontsize=8
         )
     for row, name in zip(grid, CURVES, strict=True):
-        row[0].set_ylabel(labels[name][0].replace(": ", ":\n").replace(", toxic", ",\ntoxic"), fontsize=8.5)
+        row[0].set_ylabel(labels[name][0].replace(": ", ":\n"), fontsize=8.5)
     figure.suptitle(f"The {split} split as training goes on, mean and range over seeds", fontsize=11)
     return figure
 
 
-def draw_curves(records: Sequence[Record], split: str = "test") -> "matplotlib.figure.Figure":
-    """AC and ACMC against the threshold, toxic posts: mean and range over seeds, beside uniform attention.
+def draw_curves(records: Sequence[Record], called: Called = POSTS, split: str = "test") -> "matplotlib.figure.Figure":
+    """AC and ACMC against the threshold, marked instances: mean and range over seeds, beside uniform attention.
 
     That of ACMC has the probabilities of each arm, and so is a line for each.
     """
@@ -162,7 +185,7 @@ def draw_curves(records: Sequence[Record], split: str = "test") -> "matplotlib.f
     grid = figure.subplots(1, 2, sharey=True, squeeze=False)[0]
     for axes, (name, label) in zip(grid, (("ac", "AC"), ("acmc", "ACMC")), strict=True):
         canvas.style(axes)
-        for record, (colour, dashes) in zip(records, _looks(records), strict=True):
+        for record, (colour, dashes) in zip(records, looks_of(records), strict=True):
             x = np.array(record["thresholds"])
             canvas.band(axes, x, _heights(record, split, f"{name}_curve"), colour, 1.5)
             axes.lines[-1].set_linestyle(dashes)
@@ -175,8 +198,10 @@ def draw_curves(records: Sequence[Record], split: str = "test") -> "matplotlib.f
         axes.set_title(label, fontsize=10)
         what = "attention" if name == "ac" else "attention and of probability"
         axes.set_xlabel(f"threshold of {what}", fontsize=9)
-    grid[0].set_ylabel(f"% of toxic posts, {split}", fontsize=9)
-    figure.suptitle("Posts that reach a threshold, after the last epoch; upright: the published threshold", fontsize=11)
+    grid[0].set_ylabel(f"% of {called.marked}, {split}", fontsize=9)
+    whose = "the published threshold" if called == POSTS else "the threshold of AC in the tables"
+    title = f"{called.every.capitalize()} that reach a threshold, after the last epoch; upright: {whose}"
+    figure.suptitle(title, fontsize=11)
     canvas.legend(
         figure, [*_key(records)[:-2], _beside_key("uniform attention (ACMC: with the arm's probabilities)")[0]]
     )
@@ -190,7 +215,7 @@ def _heights(record: Record, split: str, name: str) -> np.ndarray:
     return np.stack(found) if found else np.full((1, len(record["thresholds"])), np.nan)
 
 
-def draw_effects(effects: "pd.DataFrame", split: str = "test") -> "matplotlib.figure.Figure":
+def draw_effects(effects: "pd.DataFrame", called: Called = POSTS, split: str = "test") -> "matplotlib.figure.Figure":
     """Main effects and interactions of the factorial with 95% intervals, at the last epoch and at the best one."""
     figure = canvas.new_figure(13.6, 7.6)
     grid = figure.subplots(2, 4, sharey=True, squeeze=False)
@@ -198,7 +223,7 @@ def draw_effects(effects: "pd.DataFrame", split: str = "test") -> "matplotlib.fi
     names = list(dict.fromkeys(own["factor"]))
     place = {name: -i - 0.6 * (" x " in name) for i, name in enumerate(names)}
     looks = {"end": ("o", canvas.CATEGORIES[0], 0.16), "best": ("s", "white", -0.16)}
-    for axes, (quantity, label, _) in zip(grid.ravel(), PANELS, strict=True):
+    for axes, (quantity, label, _) in zip(grid.ravel(), panels(called), strict=True):
         canvas.style(axes)
         axes.axvline(0, color=canvas.INK, linewidth=0.9)
         for reading, (marker, face, shift) in looks.items():
@@ -219,12 +244,12 @@ def draw_effects(effects: "pd.DataFrame", split: str = "test") -> "matplotlib.fi
     return figure
 
 
-def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure":
+def draw_dose(groups: Groups, called: Called = POSTS, split: str = "test") -> "matplotlib.figure.Figure":
     """Each quantity against r, with 95% intervals: QK x r (lines), OV x30, every rate x30."""
     figure = canvas.new_figure(13.6, 6.8)
     grid = figure.subplots(2, 4, sharex=True, squeeze=False)
     looks = dict(zip((name for name, _ in groups), (("o", "-"), ("s", canvas.DASHES)), strict=False))
-    for axes, (quantity, label, uniform) in zip(grid.ravel(), PANELS, strict=True):
+    for axes, (quantity, label, uniform) in zip(grid.ravel(), panels(called), strict=True):
         canvas.style(axes)
         for (name, records), colour in zip(groups, canvas.CATEGORIES, strict=False):
             dosed = sorted((r for r in records if _is_dose(r)), key=_ratio)
@@ -233,7 +258,7 @@ def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure"
                 if name == "dose" and not _is_dose(record):
                     marker = "D" if record["arm"]["ov"] == 1 else "v"
                     _points(axes, [record], split, quantity, canvas.CATEGORIES[2], marker, "")
-        _beside(axes, [record for _, records in groups for record in records], split, quantity, uniform)
+        beside(axes, [record for _, records in groups for record in records], split, quantity, uniform)
         axes.set(xscale="log", xlim=(1 / 50, 160))
         axes.set_title(label, fontsize=9.5)
     for axes in grid[-1]:
@@ -246,7 +271,10 @@ def draw_dose(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure"
         marker, line = looks[name]
         label = f"QK x r, {records[0]['arm']['epochs']} epochs"
         handles.append(_mark(label, marker, colour, linestyle=line, color=colour))
-    handles += [_mark("OV x30", "v", canvas.CATEGORIES[2]), _mark("every rate x30", "D", canvas.CATEGORIES[2])]
+    for record in (record for name, records in groups if name == "dose" for record in records):
+        if not _is_dose(record):
+            marker = "D" if record["arm"]["ov"] == 1 else "v"
+            handles.append(_mark(words(record["arm"]["name"]), marker, canvas.CATEGORIES[2]))
     canvas.legend(figure, [*handles, *_beside_key()])
     return figure
 
@@ -264,9 +292,7 @@ def _points(
     axes.errorbar(x, mean, yerr=half, fmt=marker, linestyle=line, color=colour, markersize=4.5, elinewidth=1.2)
 
 
-def _beside(
-    axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, uniform: str | None
-) -> None:
+def beside(axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, uniform: str | None) -> None:
     """Lines for what uniform attention would give, and for AUPRC what a ranking by position would."""
     floors = [of_posts(run, split) for record in records for run in record["runs"]]
     for key, dashes in ((uniform, DOTS), *([("position_auprc", DASHDOTS)] if name == "auprc" else [])):
@@ -288,8 +314,8 @@ def _beside_key(flat: str = "uniform attention") -> list[Any]:
 def _key(records: Sequence[Record]) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    looks = zip(records, _looks(records), strict=True)
-    arms = [Line2D([], [], color=c, linewidth=2.2, linestyle=d, label=words(r["arm"]["name"])) for r, (c, d) in looks]
+    each = zip(records, looks_of(records), strict=True)
+    arms = [Line2D([], [], color=c, linewidth=2.2, linestyle=d, label=words(r["arm"]["name"])) for r, (c, d) in each]
     return [*arms, *_beside_key()]
 
 
@@ -300,7 +326,7 @@ def _mark(label: str, marker: str, face: str, **style: Any) -> Any:
     return Line2D([], [], marker=marker, markerfacecolor=face, markersize=5, label=label, **style)
 
 
-def _looks(records: Sequence[Record]) -> list[tuple[Any, Any]]:
+def looks_of(records: Sequence[Record]) -> list[tuple[Any, Any]]:
     """Colour and dashes of each arm: by r where the arms are doses of it, else colours that have no order."""
     if sum(map(_is_dose, records)) < 4:
         return [(canvas.CATEGORIES[i % 6], "-" if i < 6 else canvas.DASHES) for i in range(len(records))]
@@ -311,11 +337,8 @@ def _looks(records: Sequence[Record]) -> list[tuple[Any, Any]]:
 
 
 def _is_dose(record: Record) -> bool:
-    """Whether an arm differs from the baseline in the rate of QK alone."""
-    arm = record["arm"]
-    return (arm["rate"], arm["decay"]) == (5e-5, 1e-4) and all(
-        arm[name] == 1 for name in ("ov", "embed", "mlp", "head")
-    )
+    """Whether an arm differs from the baseline in the rate of QK alone, by its name."""
+    return bool(_DOSE.fullmatch(record["arm"]["name"]))
 
 
 def _ratio(record: Record) -> float:

@@ -1,6 +1,7 @@
 """What a run of a record says at a time, if it had not diverged by then."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,25 @@ import numpy as np
 Run = Mapping[str, Any]
 # Beginnings of the names of what is to be set beside a quantity.
 FLOORS = ("uniform_", "random_", "position_")
+
+
+@dataclass(frozen=True)
+class Called:
+    """How the instances of a data set are called where people read of them.
+
+    Attributes:
+        every: all of them, "posts".
+        marked: those with relevant tokens, "toxic posts"; equal to `every` where each has some.
+        ranked: those in which a ranking of tokens says something.
+    """
+
+    every: str
+    marked: str
+    ranked: str
+
+
+POSTS = Called("posts", "toxic posts", "toxic posts with rationales")
+SENTENCES = Called("sentences", "sentences", "sentences")
 
 
 def measured(run: Run, reading: str, split: str) -> Mapping[str, Any]:

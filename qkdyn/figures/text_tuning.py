@@ -8,42 +8,47 @@ import numpy as np
 
 from qkdyn.errors import InputError
 from qkdyn.figures import canvas
-from qkdyn.figures.text_records import as_numbers, measured
+from qkdyn.figures.text_records import POSTS, Called, as_numbers, measured
 from qkdyn.metrics.intervals import confidence_interval
 
 if TYPE_CHECKING:
     import matplotlib.axes
 
 Record = Mapping[str, Any]
-ROWS = (("accuracy", "validation", "validation accuracy, all posts"),)
-ROWS += (("entropy_marked", "test", "sharper: entropy, nats,\ntoxic posts"),)
-ROWS += (("auprc", "test", "on the relevant tokens: AUPRC,\ntoxic posts"),)
 
 
-def draw_tuning(rates: Sequence[Record], multipliers: Sequence[Record], path: str | Path) -> Path:
+def draw_tuning(
+    rates: Sequence[Record], multipliers: Sequence[Record], path: str | Path, called: Called = POSTS
+) -> Path:
     """Draw the tuning in `path`, as PNG: mean and 95% interval over seeds after the last epoch and at the best one.
 
     Args:
         rates: records of the arms that differ in the base rate.
         multipliers: of those that differ in the multiplier of QK, at one rate; may be empty.
         path: the file.
+        called: what the instances are.
 
     Raises:
         InputError: there is no record. OutputError: the file cannot be written.
     """
     if not rates:
         raise InputError("rates must hold at least one finished arm, got none")
+    rows = (
+        ("accuracy", "validation", f"validation accuracy, all {called.every}"),
+        ("entropy_marked", "test", f"sharper: entropy, nats,\n{called.marked}"),
+        ("auprc", "test", f"on the relevant tokens: AUPRC,\n{called.marked}"),
+    )
     figure = canvas.new_figure(8.6, 7.4)
-    grid = figure.subplots(len(ROWS), 2, sharex="col", sharey="row", squeeze=False)
+    grid = figure.subplots(len(rows), 2, sharex="col", sharey="row", squeeze=False)
     columns = ((rates, "rate", "base learning rate"), (multipliers, "qk", canvas.RATIO_LABEL))
     for column, (records, name, label) in zip(grid.T, columns, strict=True):
-        for axes, (quantity, split, _) in zip(column, ROWS, strict=True):
+        for axes, (quantity, split, _) in zip(column, rows, strict=True):
             canvas.style(axes)
             axes.set_xscale("log")
             for reading, marker, face in (("end", "o", canvas.CATEGORIES[0]), ("best", "s", "white")):
                 _points(axes, records, name, (reading, split, quantity), marker, face)
         column[-1].set_xlabel(label, fontsize=9)
-    for row, (_, _, label) in zip(grid, ROWS, strict=True):
+    for row, (_, _, label) in zip(grid, rows, strict=True):
         row[0].set_ylabel(label, fontsize=9)
     at = f" at a rate of {multipliers[0]['arm']['rate']:g}" if multipliers else ": none trained"
     grid[0, 0].set_title("every parameter at one rate", fontsize=10)

@@ -1,0 +1,122 @@
+"""Printed numbers beside ours: of single runs or a mean with its interval, whatever the data set."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from experiments.text.claims import Estimate
+from experiments.text.readings import Record, curve, values
+from qkdyn.figures.text_records import as_numbers, measured
+from qkdyn.metrics.intervals import confidence_interval
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A printed number: of single runs, or a mean with half of its 95% interval.
+
+    Attributes:
+        source: where.
+        arm: baseline or faster.
+        split: of the posts; what is called test in Table 1 is the validation split, but for MRTA.
+        quantity: as the records call it; those they do not have are not measured.
+        values: of runs, or one mean.
+        half: of the interval, where the mean alone is printed.
+        unit: of the last printed digit.
+        reading: end, or epoch-10.
+        note: what else is to be known.
+    """
+
+    source: str
+    arm: str
+    split: str
+    quantity: str
+    values: tuple[float, ...]
+    half: float = float("nan")
+    unit: float = 1e-4
+    reading: str = "end"
+    note: str = ""
+
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """Mean and ends: as printed, or of the runs; half a unit of the last digit wider."""
+        if len(self.values) > 1:
+            mean, low, high = (float(part) for part in confidence_interval(np.array(self.values)))
+        else:
+            mean = float(np.mean(self.values))
+            half = 0.0 if np.isnan(self.half) else self.half
+            low, high = mean - half, mean + half
+        return mean, low - self.unit / 2, high + self.unit / 2
+
+
+def noted(line: Printed, note: str) -> Printed:
+    """The same number with one more note."""
+    return replace(line, note="; ".join(filter(None, (line.note, note))))
+
+
+def compared(records: Sequence[Record], lines: Sequence[Printed], instead: str) -> pd.DataFrame:
+    """One row for each printed number: theirs and ours with 95% intervals, and whether these overlap.
+
+    None where ours has no interval. The printed faster arm stands beside ours of that name; where there is none, beside
+    the arm `instead`: QK faster and nothing else, which the paper's text says it is.
+    """
+    arms = {record["arm"]["name"]: record for record in records}
+    rows = []
+    for line in lines:
+        ours_is = instead if line.arm == "faster" and "faster" not in arms else line.arm
+        if ours_is not in arms:
+            continue
+        mean, low, high = line.interval
+        own = _ours(arms[ours_is], line)
+        ours, ours_low, ours_high = (float(part) for part in confidence_interval(own))
+        row = {
+            "source": line.source,
+            "arm": line.arm,
+            "our_arm": ours_is,
+            "split": line.split,
+            "quantity": line.quantity,
+        }
+        row |= {"reading": line.reading, "printed": mean, "printed_low": low, "printed_high": high}
+        row |= {"ours": ours, "ours_low": ours_low, "ours_high": ours_high, "difference": ours - mean}
+        overlap = bool(max(low, ours_low) <= min(high, ours_high)) if np.isfinite(ours_low) else None
+        rows.append(row | {"intervals_overlap": overlap, "note": line.note})
+    return pd.DataFrame(rows)
+
+
+def _ours(record: Record, line: Printed) -> np.ndarray:
+    """The same quantity of our runs."""
+    if line.quantity == "training_loss":
+        return curve(record, "", "training_loss")[:, -1]
+    if line.reading.startswith("epoch-"):
+        return curve(record, line.split, line.quantity)[:, int(line.reading.removeprefix("epoch-")) - 1]
+    known = [measured(run, "end", line.split) for run in record["runs"]]
+    if line.quantity.startswith("dtap_all."):
+        row, column = map(int, line.quantity.split(".")[1:])
+        return as_numbers([m["dtap_all"][row][column] if m else None for m in known])
+    if line.quantity.endswith("_20"):
+        name, place = line.quantity.replace("_20", "_curve"), record["shares"].index(0.2)
+        return as_numbers([m[name][place] if m else None for m in known])
+    if line.quantity.startswith("head_0_"):
+        place = ("low", "middle", "high").index(line.quantity.removeprefix("head_0_"))
+        return as_numbers([m["heads"][0]["bins"][place] if m else None for m in known])
+    return values(record, "end", line.split, line.quantity)
+
+
+def printed_line(frame: pd.DataFrame, arm: str, name: str) -> Any:
+    """The row of a printed number after the last epoch, of the validation split and of single runs if there is one, or None."""
+    kept = (frame["arm"] == arm) & (frame["quantity"] == name) & (frame["reading"] == "end")
+    lines: list[Any] = list(frame.loc[kept & np.isfinite(frame["ours"])].itertuples(index=False))
+    # Runs that were printed say more than a mean that was.
+    return max(lines, key=lambda line: (line.split == "validation", "notebook" in line.source), default=None)
+
+
+def printed_of(line: Any) -> Estimate:
+    """The printed number of a row of the comparison with what was published."""
+    return Estimate(line.printed, line.printed_low, line.printed_high, 0, 0)
+
+
+def ours_of(line: Any) -> Estimate:
+    """Ours."""
+    return Estimate(line.ours, line.ours_low, line.ours_high, 0, 0)
