@@ -145,6 +145,7 @@ def states(
 
 def head(params: Tree, config: TransformerConfig, x: Float[Array, "B Q d"]) -> Float[Array, "B Q M"]:
     """Logits of rows of `states`: the last LayerNorm and the head."""
+    params = jax.tree.map(jnp.asarray, {name: part for name, part in params.items() if name != "layers"})
     x = normed(params, config, "f", x)
     if config.tied:
         logits = jnp.einsum("bqd,md->bqm", x, params["embed"]["W_E"])
