@@ -130,17 +130,18 @@ def _maps(record: Record, split: str, name: str) -> np.ndarray:
 
 
 def heatmap(axes: "matplotlib.axes.Axes", maps: np.ndarray, most: float, bins: Sequence[str]) -> None:
-    """Mean and deviation of the heat maps of runs, (runs, 3, 3), on a scale up to `most`."""
-    places = [0.5, 1.5, 2.5]
+    """Mean and deviation of the heat maps of runs, (runs, k, k) of k bins, on a scale up to `most`."""
+    k = len(bins)
+    places = [place + 0.5 for place in range(k)]
     axes.set_xticks(places, bins)
     axes.set_yticks(places, bins)
     axes.tick_params(labelsize=7, length=0)
     if not len(maps):
-        axes.set(xlim=(0, 3), ylim=(0, 3))
+        axes.set(xlim=(0, k), ylim=(0, k))
         canvas.nothing_recorded(axes, what="all runs diverged")
         return
     mean, sd = mean_and_std(maps)
-    axes.pcolormesh(np.arange(4), np.arange(4), mean, cmap="cividis", vmin=0, vmax=most)
+    axes.pcolormesh(np.arange(k + 1), np.arange(k + 1), mean, cmap="cividis", vmin=0, vmax=most)
     for row, column in np.ndindex(mean.shape):
         spread = f"\n±{sd[row, column]:.1f}" if np.isfinite(sd[row, column]) else ""
         ink = "white" if mean[row, column] < 0.6 * most else "black"
