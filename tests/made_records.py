@@ -2,12 +2,14 @@
 
 import math
 import types
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from experiments import table1_hatexplain as table1
+from experiments.text import command
 from experiments.text.readings import QUANTITIES
 
 FLOORS = sorted({q.uniform for q in QUANTITIES if isinstance(q.uniform, str) and "area" not in q.uniform})
@@ -66,7 +68,7 @@ def made_record(recipe, arm):
 
 def made(protocol):
     """Records as the command would have them."""
-    places = table1.places(Path(), protocol)
+    places = command.places(Path(), protocol)
     found = [made_record(protocol.recipe, arm) for arm in protocol.arms]
     return [
         {"arm": dict(place.arm), "wall_seconds": 1.0, **record, **place.shared}
@@ -78,7 +80,7 @@ def trainer(calls):
     """A module in the place of the trainer; `calls` hears of every group and of every reading of the posts."""
     module: Any = types.ModuleType("experiments.text.train")
 
-    def train_group(recipe, arms, data, store, request, update):
+    def train_group(task, recipe, arms, data, store, request, update):
         calls.append([arm.name for arm in arms])
         update(1.0, "made")
         return {arm.name: made_record(recipe, arm) for arm in arms}
@@ -90,3 +92,17 @@ def trainer(calls):
 
     module.train_group, module.load = train_group, load
     return module
+
+
+def load_by(patch, load, module=table1, name="HATEXPLAIN"):
+    """Have an experiment read its data by `load`."""
+    patch.setattr(module, name, replace(getattr(module, name), load=load))
+
+
+def instead(patch, calls):
+    """A made trainer for the command on HateXplain, which draws no figures."""
+    made = trainer(calls)
+    patch.setattr(command, "train_group", made.train_group)
+    load_by(patch, made.load)
+    patch.setattr(table1, "draw_text", lambda groups, effects, folder: [])
+    return made

@@ -9,7 +9,7 @@ import pytest
 
 import made_records
 from experiments import table1_hatexplain as table1
-from experiments.text import arms, tune
+from experiments.text import arms, command, tune
 from experiments.text.recipe import Recipe, TextArm
 from qkdyn import results
 from qkdyn.config import main_guard
@@ -22,11 +22,10 @@ SEEDS = (1, 2, 3)
 def calls(monkeypatch):
     """A made trainer that draws nothing; what it was asked for."""
     heard = []
-    made = made_records.trainer(heard)
-    monkeypatch.setattr(table1, "train_group", made.train_group)
-    monkeypatch.setattr(table1, "load", made.load)
-    monkeypatch.setattr(table1, "draw_text", lambda groups, effects, folder: [])
-    monkeypatch.setattr(table1, "draw_tuning", lambda rates, multipliers, path: results.write_text(path, "drawn"))
+    made_records.instead(monkeypatch, heard)
+    monkeypatch.setattr(
+        command, "draw_tuning", lambda rates, multipliers, path, called: results.write_text(path, "drawn")
+    )
     small = replace(Recipe(), seeds=SEEDS)
     groups = ((TextArm("baseline", 3), TextArm("qk30", 3, qk=30.0)), (TextArm("embed30", 4, embed=30.0),))
     compared = (arms.Comparison("quick", ("baseline", "qk30", "embed30")),)
@@ -121,14 +120,14 @@ def test_groups_leave_records_that_are_taken_up(calls, tmp_path, capsys):
 
 
 def test_a_signal_between_groups_loses_no_finished_arm_and_fresh_forgets(calls, tmp_path, monkeypatch):
-    whole = table1.train_group
+    whole = command.train_group
 
-    def stopped(recipe, group, *rest):
+    def stopped(task, recipe, group, *rest):
         if group[0].name == "embed30":
             raise Interrupted("SIGTERM")
-        return whole(recipe, group, *rest)
+        return whole(task, recipe, group, *rest)
 
-    monkeypatch.setattr(table1, "train_group", stopped)
+    monkeypatch.setattr(command, "train_group", stopped)
     with pytest.raises(Interrupted):
         run(tmp_path)
     assert sorted(path.stem for path in (tmp_path / "arms").iterdir()) == ["baseline", "qk30"]
@@ -139,14 +138,14 @@ def test_a_signal_between_groups_loses_no_finished_arm_and_fresh_forgets(calls, 
     with pytest.raises(Interrupted):
         run(tmp_path, "--fresh", "--arms", "embed30")
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"embed30", "y"}
-    monkeypatch.setattr(table1, "train_group", whole)
+    monkeypatch.setattr(command, "train_group", whole)
     del calls[:]
     assert run(tmp_path) == 0 and calls == ["load", ["embed30"]]
 
 
 def test_records_of_other_settings_or_data_are_refused(calls, tmp_path, monkeypatch):
     run(tmp_path, "--arms", "baseline")
-    monkeypatch.setattr(table1, "load", lambda *a, **k: types.SimpleNamespace(notes=(), sha256={"dataset.json": "b"}))
+    made_records.load_by(monkeypatch, lambda *a, **k: types.SimpleNamespace(notes=(), sha256={"dataset.json": "b"}))
     with pytest.raises(ConflictError, match=r"baseline\.json is the record of other data"):
         run(tmp_path)
     old = table1.PROTOCOLS["quick"].trained
@@ -195,10 +194,10 @@ def test_missing_data_name_every_place_that_was_looked_at(tmp_path, capsys, monk
 
 def tuned(calls, monkeypatch, accuracy):
     """Make the trainer give each arm the validation accuracy that `accuracy` says, None for a run that diverges."""
-    whole = table1.train_group
+    whole = command.train_group
 
-    def train_group(recipe, group, *rest):
-        found = whole(recipe, group, *rest)
+    def train_group(task, recipe, group, *rest):
+        found = whole(task, recipe, group, *rest)
         for arm in group:
             for own in found[arm.name]["runs"]:
                 value = accuracy(arm)
@@ -206,7 +205,7 @@ def tuned(calls, monkeypatch, accuracy):
                 own["diverged_at"] = 2 if value is None else None
         return found
 
-    monkeypatch.setattr(table1, "train_group", train_group)
+    monkeypatch.setattr(command, "train_group", train_group)
 
 
 def test_tuning_chooses_a_rate_and_then_trains_multipliers_at_it(calls, tmp_path, monkeypatch, capsys):

@@ -25,10 +25,7 @@ ARMS = (TextArm("baseline", 3), TextArm("qk30", 3, qk=30.0))
 def replaced(monkeypatch):
     """A made trainer, and a verdict alone for all tables and figures; what the trainer was asked for."""
     heard = []
-    made = made_records.trainer(heard)
-    monkeypatch.setattr(table1, "train_group", made.train_group)
-    monkeypatch.setattr(table1, "load", made.load)
-    monkeypatch.setattr(table1, "draw_text", lambda groups, effects, folder: [])
+    made_records.instead(monkeypatch, heard)
     monkeypatch.setattr(table1.tables, "frames", lambda records, protocol: {})
     monkeypatch.setattr(table1.tables, "show", lambda records, protocol: None)
     monkeypatch.setattr(table1, "verdict", lambda records, protocol, name: f"{len(records)} arms")
@@ -138,13 +135,13 @@ def test_fresh_forgets_nothing_where_there_are_no_data(calls, tmp_path, monkeypa
     def gone(*rest, **named):
         raise DataError("the files are gone")
 
-    monkeypatch.setattr(table1, "load", gone)
+    made_records.load_by(monkeypatch, gone)
     with pytest.raises(DataError, match="gone"):
         run(tmp_path, "--fresh")
     # Nor where the record that stays is of other data.
     other = made_records.trainer([]).load(None, None)
     other.sha256 = {"dataset.json": "b" * 64}
-    monkeypatch.setattr(table1, "load", lambda *rest, **named: other)
+    made_records.load_by(monkeypatch, lambda *rest, **named: other)
     with pytest.raises(ConflictError, match=r"baseline\.json is the record of other data"):
         run(tmp_path, "--fresh", "--arms", "qk30")
     assert content(tmp_path) == before and results.verify(tmp_path) == []
@@ -155,7 +152,7 @@ def test_fresh_takes_the_place_of_records_of_other_data_and_of_damaged_ones(call
     (tmp_path / "arms/qk30.json").write_text("{")
     other = made_records.trainer([]).load(None, None)
     other.sha256 = {"dataset.json": "b" * 64}
-    monkeypatch.setattr(table1, "load", lambda *rest, **named: other)
+    made_records.load_by(monkeypatch, lambda *rest, **named: other)
     assert run(tmp_path, "--fresh") == 0 and calls[2:] == [["baseline", "qk30"]]
 
 

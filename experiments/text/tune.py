@@ -1,17 +1,36 @@
 """The paper's tuning: a base rate by validation accuracy, then a multiplier of QK at it; and the attention this chooses."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from experiments.text.arms import PUBLISHED_MULTIPLIER, PUBLISHED_RATE, Protocol
+from experiments.text.arms import Protocol
 from experiments.text.claims import change, claims, judged, told
 from experiments.text.readings import Record, values
 from experiments.text.tables import mean_of
+from qkdyn.figures.text_records import POSTS, Called
 from qkdyn.metrics.intervals import confidence_interval
 
 SHOWN = ("entropy_marked", "top_mass_marked", "head_entropy", "entropy", "top_mass", "mrta", "auprc")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the tuning is said to have chosen on a data set.
+
+    Attributes:
+        title: of the data set.
+        rate: base rate.
+        multiplier: of QK.
+        by: quantity of the validation split that chooses.
+    """
+
+    title: str
+    rate: float
+    multiplier: float
+    by: str = "accuracy"
 
 
 def whole(records: Sequence[Record]) -> list[Record]:
@@ -20,24 +39,24 @@ def whole(records: Sequence[Record]) -> list[Record]:
 
 
 def sharpest_of(records: Sequence[Record]) -> Record | None:
-    """The arm of least mean entropy on toxic posts of the test split; None where it is not known of any whole arm."""
+    """The arm of least mean entropy on marked instances of the test split; None where it is not known of any whole arm."""
     found = [(mean_of(values(record, "end", "test", "entropy_marked")), record) for record in whole(records)]
     known = [pair for pair in found if np.isfinite(pair[0])]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
 
-def best_of(records: Sequence[Record], reading: str = "end") -> Record | None:
-    """The arm of highest mean validation accuracy; None where every arm has a run that diverged.
+def best_of(records: Sequence[Record], reading: str = "end", by: str = "accuracy") -> Record | None:
+    """The arm of highest mean validation accuracy (`by`); None where every arm has a run that diverged.
 
     After the last epoch, as the published models are, or ("best") at each run's best epoch.
     """
-    score = lambda record: float(values(record, reading, "validation", "accuracy").mean())  # noqa: E731
+    score = lambda record: float(values(record, reading, "validation", by).mean())  # noqa: E731
     return max(whole(records), key=score, default=None)
 
 
-def chosen_group(records: Sequence[Record], protocol: Protocol) -> list[str]:
+def chosen_group(records: Sequence[Record], protocol: Protocol, by: str = "accuracy") -> list[str]:
     """Names of the arms to train after the base rates: QK multipliers at the rate that was chosen."""
-    base = best_of(base_of(records))
+    base = best_of(base_of(records), by=by)
     return [] if base is None else [a.name for a in protocol.arms if a.qk != 1 and a.rate == base["arm"]["rate"]]
 
 
@@ -46,23 +65,24 @@ def base_of(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["arm"]["qk"] == 1]
 
 
-def candidates(records: Sequence[Record]) -> list[Record]:
+def candidates(records: Sequence[Record], by: str = "accuracy") -> list[Record]:
     """The chosen rate without a multiplier and with each; empty where no rate can be chosen."""
-    base = best_of(base_of(records))
+    base = best_of(base_of(records), by=by)
     return [] if base is None else [record for record in records if record["arm"]["rate"] == base["arm"]["rate"]]
 
 
-def tuned_frame(records: Sequence[Record]) -> pd.DataFrame:
+def tuned_frame(records: Sequence[Record], published: Published) -> pd.DataFrame:
     """One row for each arm: accuracy by which it may be chosen, and the attention that the choice brings along (test)."""
-    chosen = [best_of(base_of(records)), best_of(candidates(records))]
+    by = published.by
+    chosen = [best_of(base_of(records), by=by), best_of(candidates(records, by), by=by)]
     rows = []
     for record in records:
         arm = record["arm"]
         row = {"arm": arm["name"], "rate": arm["rate"], "qk": arm["qk"], "epochs": arm["epochs"]}
         row["diverged"] = sum(run["diverged_at"] is not None for run in record["runs"])
         row["chosen"] = any(record is one for one in chosen)
-        row["published"] = arm["rate"] == PUBLISHED_RATE and arm["qk"] in (1.0, PUBLISHED_MULTIPLIER)
-        wanted = [(f"validation_accuracy_{reading}", reading, "validation", "accuracy") for reading in ("end", "best")]
+        row["published"] = arm["rate"] == published.rate and arm["qk"] in (1.0, published.multiplier)
+        wanted = [(f"validation_accuracy_{reading}", reading, "validation", by) for reading in ("end", "best")]
         wanted += [(name, "end", "test", name) for name in ("accuracy", *SHOWN)]
         for name, reading, split, quantity in wanted:
             mean, low, _ = (float(part) for part in confidence_interval(values(record, reading, split, quantity)))
@@ -71,34 +91,37 @@ def tuned_frame(records: Sequence[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def tuning_verdict(records: Sequence[Record], name: str) -> str:
+def tuning_verdict(records: Sequence[Record], name: str, published: Published, called: Called = POSTS) -> str:
     """What the tuning chooses, beside what was published, and whether it would have chosen sharper attention."""
-    base = best_of(base_of(records))
+    by = published.by
+    base = best_of(base_of(records), by=by)
     if base is None:
-        return f"**HateXplain, tuning ({name})**: every base rate has a run that diverged.\n"
-    other = best_of(base_of(records), "best")
+        return f"**{published.title}, tuning ({name})**: every base rate has a run that diverged.\n"
+    other = best_of(base_of(records), "best", by)
     early = "" if other is None else f"; at each run's best epoch it would be {other['arm']['rate']:g}"
     said = [
         f"The base rate of best validation accuracy after the last epoch is {base['arm']['rate']:g} (published "
-        f"{PUBLISHED_RATE:g}){early}."
+        f"{published.rate:g}){early}."
     ]
-    faster = [record for record in candidates(records) if record is not base]
-    best = best_of(faster)
+    faster = [record for record in candidates(records, by) if record is not base]
+    best = best_of(faster, by=by)
     if best is not None:
         sharpest = sharpest_of(faster)
         no = "does not ask for a faster QK that could be told"
-        gain = change(best, base, "accuracy", split="validation")
+        gain = change(best, base, by, split="validation")
         said += [
             f"Of QK multipliers at that rate the best is x{best['arm']['qk']:g} (published "
-            f"x{PUBLISHED_MULTIPLIER:g}); its validation accuracy is {told(gain)} beside no multiplier, so that validation "
+            f"x{published.multiplier:g}); its validation accuracy is {told(gain)} beside no multiplier, so that validation "
             f"{judged(gain, 'asks for a faster QK', no, no)}.",
-            f"Attention of that choice {claims(best, base)}.",
+            f"Attention of that choice {claims(best, base, called=called)}.",
         ]
         if sharpest is not None:
-            beside = told(change(sharpest, base, "accuracy", split="validation"))
+            beside = told(change(sharpest, base, by, split="validation"))
             said.append(
-                f"Attention is sharpest (least entropy on toxic posts) at x{sharpest['arm']['qk']:g}, where validation "
+                f"Attention is sharpest (least entropy on {called.marked}) at x{sharpest['arm']['qk']:g}, where validation "
                 f"accuracy is {beside} beside no multiplier."
             )
-    title = f"**HateXplain, tuning ({name})**: {len(records[0]['runs'])} runs an arm; attention on the test split."
+    title = (
+        f"**{published.title}, tuning ({name})**: {len(records[0]['runs'])} runs an arm; attention on the test split."
+    )
     return "\n".join([title, "", *(f"- {line}" for line in said)]) + "\n"
