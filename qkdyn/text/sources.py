@@ -61,6 +61,23 @@ def open_text(path: str | Path) -> str:
         raise DataError(f"{path} is not UTF-8 text ({error}); copy or download it again") from error
 
 
+def read_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a plain or gzipped file in UTF-8, one at a time: for files that are larger than they are worth.
+
+    Raises:
+        DataError: as `open_text`.
+    """
+    rest = b""
+    try:
+        for chunk in read_chunks(path):
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line.decode() for line in lines)
+        if rest:
+            yield rest.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error}); copy or download it again") from error
+
+
 def read_json(path: str | Path) -> Any:
     """What a plain or gzipped JSON file holds.
 

@@ -197,30 +197,63 @@ def _read_merges(path: str | Path, encoder_json: str | Path, ids: dict[str, int]
             if symbol not in ids:
                 _refuse(path, f"line {number} needs {symbol!r}, which {encoder_json} lacks", do)
         pairs.append((pair[0], pair[1]))
+    made = {"".join(pair) for pair in pairs}
+    unmade = [symbol for symbol in ids if symbol not in made and len(symbol) > 1 and symbol != END]
+    if unmade:
+        _refuse(path, f"makes no {unmade[0]!r}, which {encoder_json} has", do)
     return pairs
 
 
+def _first(
+    ids: dict[str, int], pairs: list[tuple[str, str]], size: int, path: str | Path
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Ids of `size` symbols, numbered anew in their order, the end last: the bytes and what the first pairs make."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    kept = set(ByteLevel.alphabet())
+    least = len(kept) + 1
+    if not least <= check_count("size", size) <= len(ids):
+        reject("size", size, f"from {least} (bytes and the end alone) to {len(ids)}, the entries of {path}")
+    taken = 0
+    while len(kept) + 1 < size:
+        kept.add("".join(pairs[taken]))
+        taken += 1
+    symbols = [*sorted(kept, key=ids.__getitem__), END]
+    return {symbol: index for index, symbol in enumerate(symbols)}, pairs[:taken]
+
+
 def byte_bpe(
-    encoder_json: str | Path, vocab_bpe: str | Path, *, size: int | None = GPT2_SIZE, spaced: bool = True
+    encoder_json: str | Path,
+    vocab_bpe: str | Path,
+    *,
+    size: int | None = None,
+    expected: int | None = GPT2_SIZE,
+    spaced: bool = True,
 ) -> Vocabulary:
     """GPT-2's byte-level pair encoding: what it gives for the words joined by single spaces.
 
     Args:
         encoder_json: symbols and ids.
         vocab_bpe: the merges, one pair a line.
-        size: entries of the encoder expected; None for any number.
+        size: entries to keep: the bytes, what the first merges make, and the end of a text, which comes last; None for all.
+            Pairs are merged in the order learned, so that the tokens are those of a vocabulary that stopped learning early.
+        expected: entries of the encoder; None for any number.
         spaced: a space before every word but the first belongs to the word; False splits words without spaces.
 
     Raises:
+        InputError: a size that leaves no room for the bytes, or is larger than the encoder.
         DataError: no such file, not as many entries as expected, ids that leave gaps, a byte or <|endoftext|> without an
-            entry, or merges whose symbols the encoder lacks.
+            entry, merges whose symbols the encoder lacks, or entries that no merge makes.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
 
-    ids = _read_encoder(encoder_json, size)
-    tokenizer = Tokenizer(BPE(ids, _read_merges(vocab_bpe, encoder_json, ids)))
+    ids = _read_encoder(encoder_json, expected)
+    pairs = _read_merges(vocab_bpe, encoder_json, ids)
+    if size is not None:
+        ids, pairs = _first(ids, pairs, size, encoder_json)
+    tokenizer = Tokenizer(BPE(ids, pairs))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     symbols = tuple(sorted(ids, key=ids.__getitem__))
     return Vocabulary(symbols, ids[END], None, None, lambda word: tokenizer.encode(word).ids, spaced)

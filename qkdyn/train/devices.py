@@ -142,9 +142,10 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(home / "qkdyn" / "jax"))
 
 
-def arms_mesh() -> jax.sharding.Mesh:
-    """One axis over the devices of this process, for arms to be spread over."""
-    return jax.make_mesh((jax.local_device_count(),), ("arms",), axis_types=(jax.sharding.AxisType.Auto,))
+def arms_mesh(count: int | None = None) -> jax.sharding.Mesh:
+    """One axis over the devices of this process, or the first `count` of them, for arms to be spread over."""
+    devices = jax.local_devices()[:count]
+    return jax.make_mesh((len(devices),), ("arms",), axis_types=(jax.sharding.AxisType.Auto,), devices=devices)
 
 
 def spread(mesh: jax.sharding.Mesh, tree: Any, axis: int) -> Any:
@@ -163,6 +164,11 @@ def spread(mesh: jax.sharding.Mesh, tree: Any, axis: int) -> Any:
         return jax.device_put(leaf, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)))
 
     return jax.tree.map(put, tree)
+
+
+def copied(mesh: jax.sharding.Mesh, tree: Any) -> Any:
+    """Leaves copied to all devices."""
+    return jax.device_put(tree, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
 
 
 def filled_up(tree: Any, devices: int, axis: int = 0) -> Any:

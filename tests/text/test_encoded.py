@@ -29,7 +29,7 @@ def vocabularies(folder):
     return {
         "words": word_vocabulary([WORDS[:5]]),
         "wordpiece": wordpiece(find(folder / "bert_base_uncased", "vocab.txt"), size=None),
-        "bpe": byte_bpe(find(bpe, "encoder.json"), find(bpe, "vocab.bpe"), size=None),
+        "bpe": byte_bpe(find(bpe, "encoder.json"), find(bpe, "vocab.bpe"), expected=None),
     }
 
 

@@ -22,7 +22,7 @@ from qkdyn.text.windows import window
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory):
     folder = write_data(tmp_path_factory.mktemp("data"), 3, bpe=None) / "gpt2_bpe"
-    return byte_bpe(folder / "encoder.json", folder / "vocab.bpe", size=None)
+    return byte_bpe(folder / "encoder.json", folder / "vocab.bpe", expected=None)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,8 @@ def test_prompts_are_the_published_text_and_mark_the_answer(gpt2, library, quest
         shift = len(text) - 3 - high
         inside = [a < min(end, high) + shift and b > max(start, low) + shift for a, b in encoding.offsets]
         assert relevant.tolist() == inside
-        outside += not low <= start < end <= high
+        assert prompts.shown[index] == (low <= start < end <= high)
+        outside += not prompts.shown[index]
         assert prompts.references[index] == tuple(answer.text for answer in question.answers)
     assert prompts.left_out.outside == outside and (outside > 0) == (choice == "question")
     assert prompts.ids == tuple(question.id for question in questions)

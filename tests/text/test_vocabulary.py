@@ -30,12 +30,12 @@ def bert(folder):
 
 @pytest.fixture(scope="module")
 def gpt2(folder):
-    return byte_bpe(folder / "gpt2_bpe" / "encoder.json", folder / "gpt2_bpe" / "vocab.bpe", size=None)
+    return byte_bpe(folder / "gpt2_bpe" / "encoder.json", folder / "gpt2_bpe" / "vocab.bpe", expected=None)
 
 
 @pytest.fixture(scope="module")
 def unspaced(folder):
-    return byte_bpe(folder / "gpt2_bpe" / "encoder.json", folder / "gpt2_bpe" / "vocab.bpe", size=None, spaced=False)
+    return byte_bpe(folder / "gpt2_bpe" / "encoder.json", folder / "gpt2_bpe" / "vocab.bpe", expected=None, spaced=False)
 
 
 def test_words_are_numbered_by_count_then_alphabet():
@@ -176,7 +176,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path, encoder, merges, message):
     write(tmp_path / "encoder.json", json.dumps(encoder(entries) if encoder else entries))
     write(tmp_path / "vocab.bpe", "\n".join(["#version: 0.2", *(merges or pairs)]) + "\n")
     with pytest.raises(DataError, match=message):
-        byte_bpe(tmp_path / "encoder.json", tmp_path / "vocab.bpe", size=None)
+        byte_bpe(tmp_path / "encoder.json", tmp_path / "vocab.bpe", expected=None)
 
 
 def test_words_must_be_text(bert, unchecked):

@@ -1,0 +1,135 @@
+"""How the published question answerer starts: Xavier's matrices, PyTorch's biases, token vectors drawn or read from a file."""
+
+import math
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Key
+
+from qkdyn.errors import DataError, reject
+from qkdyn.text.sources import read_lines
+from qkdyn.text.vocabulary import Vocabulary
+from qkdyn.transformer_config import TransformerConfig, is_shape, shapes
+
+GAIN = 2**-0.5
+# Standard deviation of token vectors that no file has.
+TOKEN_STD = 0.1
+# How a byte-level symbol shows that a space comes before it.
+_SPACE = "Ġ"
+
+
+def init_language(
+    key: Key[Array, ""],
+    config: TransformerConfig,
+    vectors: Float[np.ndarray | Array, "V d"] | None = None,
+) -> dict[str, Any]:
+    """The tree of `qkdyn.transformer.init_transformer` at the published start, float32.
+
+    Token vectors are N(0, 0.1^2); all other matrices, positions included, U(-a, a) with a = sqrt(3 / (fan_in + fan_out))
+    (Xavier's at a gain of 1/sqrt(2)), heads being slices of one matrix of all; biases U(-1/sqrt(fan_in), 1/sqrt(fan_in));
+    gains of LayerNorm 1, its biases 0. Each parameter has a key of its own.
+
+    Args:
+        key: of all draws.
+        config: of the model; its `init_std` is not used.
+        vectors: token vectors that replace those drawn in rows without NaN, see `load_vectors`.
+
+    Raises:
+        InputError: vectors of another shape.
+    """
+    if vectors is not None and vectors.shape != (config.vocabulary, config.d_model):
+        allowed = f"of shape {(config.vocabulary, config.d_model)}, a row for each token"
+        reject("vectors", list(vectors.shape), allowed, "take a file of d_model numbers a word")
+    leaves, structure = jax.tree_util.tree_flatten_with_path(shapes(config), is_leaf=is_shape)
+    drawn = [
+        _draw(jax.random.fold_in(key, number), path[-1].key, shape, config)
+        for number, (path, shape) in enumerate(leaves)
+    ]
+    params = jax.tree.unflatten(structure, drawn)
+    if vectors is not None:
+        known = jnp.isfinite(jnp.asarray(vectors)).all(1, keepdims=True)
+        params["embed"]["W_E"] = jnp.where(known, jnp.asarray(vectors, jnp.float32), params["embed"]["W_E"])
+    return params
+
+
+def _draw(key: Key[Array, ""], name: str, shape: tuple[int, ...], config: TransformerConfig) -> Array:
+    """One parameter by its name."""
+    d, heads = config.d_model, config.n_heads * config.d_head
+    if name == "W_E":
+        return TOKEN_STD * jax.random.normal(key, shape, jnp.float32)
+    if name.startswith("W_"):
+        # Of the matrix that has all heads side by side.
+        fans = d + heads if len(shape) == 3 else sum(shape)
+        bound = GAIN * math.sqrt(6 / fans)
+        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+    fan_in = {"b_O": heads, "b_out": config.d_mlp}.get(name, d)
+    if name in ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out", "b_U") and fan_in:
+        return jax.random.uniform(key, shape, jnp.float32, -(fan_in**-0.5), fan_in**-0.5)
+    return jnp.full(shape, float(name.startswith("g_")), jnp.float32)
+
+
+def load_vectors(path: str | Path, vocabulary: Vocabulary) -> Float32[np.ndarray, "V d"]:
+    """Pretrained vectors of the tokens that a file has: a word and its d numbers a line, as GloVe's files are.
+
+    A token is looked up as it is, then lower-cased, then lower-cased without the mark of the space before it, as published.
+
+    Args:
+        path: plain or gzipped text.
+        vocabulary: byte-level pairs.
+
+    Returns:
+        A row for each token, NaN where none of its forms is in the file.
+
+    Raises:
+        DataError: no such file, no vector at all, a line with another count of numbers or with something that is none, or
+            none of the vocabulary's tokens.
+    """
+    forms = [(symbol, symbol.lower(), symbol.replace(_SPACE, "").lower()) for symbol in vocabulary.symbols]
+    wanted = {form for three in forms for form in three if form}
+    found: dict[str, np.ndarray] = {}
+    size = None
+    for number, line in enumerate(read_lines(path), start=1):
+        line = line.rstrip()
+        spaces = line.count(" ")
+        size = spaces if size is None else size
+        if spaces < size or size < 1:
+            _refuse(path, number, f"has {spaces} numbers, not {max(size, 1)}")
+        word, _, numbers = line.partition(" ")
+        # A word with a space in it is no token.
+        if spaces == size and word in wanted and word not in found:
+            found[word] = _numbers(path, number, numbers.split(" "))
+    if not found:
+        raise DataError(
+            f"{path} has a vector for none of {vocabulary.size:,} tokens; give a text file of words and numbers"
+        )
+    rows = np.full((vocabulary.size, size or 0), np.nan, np.float32)
+    for row, three in zip(rows, forms, strict=True):
+        known = next((found[form] for form in three if form in found), None)
+        if known is not None:
+            row[:] = known
+    return rows
+
+
+def _numbers(path: str | Path, number: int, fields: list[str]) -> np.ndarray:
+    try:
+        values = np.array(fields, np.float32)
+    except ValueError:
+        values = np.array([np.nan])
+    if not np.isfinite(values).all():
+        wrong = next((field for field in fields if not _is_number(field)), "")
+        _refuse(path, number, f"holds {wrong[:40]!r}, not a finite number")
+    return values
+
+
+def _is_number(field: str) -> bool:
+    try:
+        return math.isfinite(float(field))
+    except ValueError:
+        return False
+
+
+def _refuse(path: str | Path, number: int, what: str) -> NoReturn:
+    raise DataError(f"{path} line {number} {what}; give a file with a word and its vector a line")
