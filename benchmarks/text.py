@@ -17,6 +17,7 @@ from benchmarks.measure import Bench, Row, interleaved, rows, seconds_of
 from benchmarks.text_posts import posts_of
 from benchmarks.text_runs import Training, every_embedding, every_row, lacking, start
 from experiments.text.arms import BASELINE, controlled
+from experiments.text.task import HATEXPLAIN
 from experiments.text.train import Reader, prepare
 from qkdyn.errors import OutputError
 from qkdyn.readings.splits import split_of
@@ -45,7 +46,7 @@ def text(bench: Bench) -> list[Row]:
     recipe = replace(protocol.recipe, seeds=protocol.recipe.seeds[: 2 if bench.quick else None])
     arms = [next(arm for arm in protocol.arms if arm.name == name) for name in ARMS]
     kind, data = posts_of(recipe)
-    reader = Reader.of(recipe, data, len(arms))
+    reader = Reader.of(HATEXPLAIN, recipe, data, len(arms))
     campaign, runs = prepare(recipe, arms, data, reader)
     posts = some(data.train, recipe.batch * (8 if bench.quick else UPDATES))
     job, begin = campaign.job, functools.partial(start, seeds=recipe.seeds, posts=posts, batch=recipe.batch)

@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
+from experiments.text.data import TextData, load
 from experiments.text.recipe import Recipe
-from experiments.text.train import TextData, load
 from qkdyn.text.encoded import MULTIPLE, Encoded
 
 VOCABULARY, SPLITS, CLASSES = 25_000, (15_383, 1_922, 1_924), 3

@@ -15,7 +15,7 @@ from benchmarks.job import runs_of
 from benchmarks.measure import Bench, Finished, Row, interleaved, rows, run_process, seconds_of
 from benchmarks.throughput import COUNTS, count_in, name_of
 from experiments import sweep
-from experiments.text.train import TextData
+from experiments.text.data import TextData
 from qkdyn import results
 from qkdyn.config import main_guard, parse
 from qkdyn.errors import InputError, OutputError

@@ -12,8 +12,10 @@ from benchmarks import text, text_posts, text_runs
 from benchmarks.measure import Bench
 from benchmarks.text_runs import every_embedding, every_row, lacking, start
 from experiments.text.arms import controlled
+from experiments.text.data import TextData
 from experiments.text.recipe import Recipe
-from experiments.text.train import Reader, TextData, prepare
+from experiments.text.task import HATEXPLAIN
+from experiments.text.train import Reader, prepare
 from helpers import max_difference
 from qkdyn.errors import OutputError
 from qkdyn.train.lazy_adam import NEVER
@@ -43,7 +45,7 @@ def tiny(monkeypatch):
     rng = np.random.default_rng(1)
     data = TextData(*(text_posts.made_posts(rng, size, 32, VOCABULARY) for size in (44, 20, 20)), VOCABULARY, (), {})
     arms = [arm for arm in controlled().arms if arm.name in text.ARMS]
-    reader = Reader.of(RECIPE, data, len(arms))
+    reader = Reader.of(HATEXPLAIN, RECIPE, data, len(arms))
     campaign, runs = prepare(RECIPE, arms, data, reader)
     job = replace(campaign.job, widths=campaign.job.widths[-1:], warmup=2)
     runs = runs._replace(rate=100 * runs.rate)

@@ -6,6 +6,7 @@ from typing import Any
 
 from qkdyn.errors import check_count, check_positive, reject
 from qkdyn.metrics.checks import check_share
+from qkdyn.readings.levels import EDGES, Levels
 from qkdyn.transformer_config import TransformerConfig, parameter_names
 
 # Parameter groups with a rate multiplier each; "rest" is what a recipe sets apart from its group.
@@ -15,8 +16,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]{0,99}")
 LARGEST_SEED, LARGEST_BATCH, MOST_EPOCHS = 2**32 - 1, 10**6, 10_000
 
 
+class Fixed:
+    """What recipes of HateXplain have no choice of, and those of other data sets may have: see `SvaRecipe`."""
+
+    outputs: int = 3
+    stream: bool = True
+    optimizer: str = "adamw"
+    momentum: float = 0.0
+    edges: tuple[float, ...] = EDGES
+    sure: float | None = None
+    ac_probability: float | None = None
+
+
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Fixed):
     """What all arms of a protocol share.
 
     Attributes:
@@ -39,7 +52,7 @@ class Recipe:
         batch: posts of an update.
         by_length: batches of posts of similar length; else a uniform shuffle.
         warmup: share of the updates over which the rate rises from 0; it falls to 0 along a cosine.
-        clip: largest norm of the gradient of all groups together.
+        clip: largest norm of the gradient of all groups together; None does not clip.
         share: share of tokens deleted or kept for faithfulness.
         share_of: of the content tokens, or of all `n_ctx` slots (padding included, as published).
         order: kept tokens in the order of the text, or of their attention (as published).
@@ -67,7 +80,7 @@ class Recipe:
     batch: int = 32
     by_length: bool = True
     warmup: float = 0.1
-    clip: float = 1.0
+    clip: float | None = 1.0
     share: float = 0.2
     share_of: str = "content"
     order: str = "text"
@@ -104,7 +117,8 @@ class Recipe:
         for name in ("share", "confidence", "warmup", "residual"):
             check_share(name, getattr(self, name))
         check_positive("share", self.share)
-        check_positive("clip", self.clip)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
         _check_names("undecayed", self.undecayed, GROUPS)
         _check_names("apart", self.apart, self._parameters())
         if not isinstance(self.seeds, tuple) or not self.seeds:
@@ -114,6 +128,12 @@ class Recipe:
                 reject("each of seeds", seed, f"an integer from 0 to {LARGEST_SEED}")
         if len(set(self.seeds)) != len(self.seeds):
             reject("seeds", self.seeds, "at least one seed, all different")
+
+    @property
+    def levels(self) -> Levels:
+        """From where on an instance counts as confident."""
+        sure = self.confidence if self.sure is None else self.sure
+        return Levels(self.confidence, sure, self.ac_probability, self.edges)
 
     def _parameters(self) -> list[str]:
         """Names of the model's parameters but for the token embedding, whose rows are trained in a way of their own."""

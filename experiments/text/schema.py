@@ -6,11 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.text.recipe import Recipe, TextArm
+from experiments.text.sva_recipe import SvaRecipe
+from qkdyn.readings.agreement import MOST, PLACES, WHICH
 
 SPLITS = ("validation", "test")
 # Measured on every split, after every epoch and after the last and the best.
 MEASURES = ("accuracy", "macro_f1", "loss", "entropy", "top_mass", "mrta_all", "mrta", "auprc", "ac", "acmc")
 MAPS = ("dtap_all", "dtap")
+FIRST_HEAD = "dtap_first_head"
+# Of sentences, in each cell: a number of attractors, and a label or both.
+CELLS = tuple((attractors, label) for attractors in range(MOST + 1) for label in WHICH)
+IN_CELL = ("n", "n_known", "accuracy", *PLACES, "elsewhere")
+RULES = ("majority", "subject", "inverse")
+BASELINES = ("n", *RULES, *(f"uniform_{name}" for name in (*PLACES, "elsewhere")))
 # Over the record's thresholds; those of other quantities over its shares.
 CURVES = ("ac_curve", "acmc_curve", "uniform_ac_curve", "uniform_acmc_curve")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -21,6 +29,11 @@ def check_record(record: Mapping[str, Any], arm: TextArm, recipe: Recipe) -> Non
     _check_data(record.get("data"))
     rate = record.get("tokens_per_second")
     _want(rate is None or (_real(rate) and rate > 0), "tokens_per_second", "a number above 0, or null")
+    sentences = isinstance(recipe, SvaRecipe)
+    if sentences:
+        _dict(record.get("baselines"), "baselines", SPLITS)
+        for split in SPLITS:
+            _check_cells(record["baselines"][split], f"baselines.{split}", BASELINES)
     _want(_list(record.get("notes")) and all(isinstance(n, str) for n in record["notes"]), "notes", "a list of strings")
     for name in ("thresholds", "shares"):
         _numbers(record.get(name), name)
@@ -42,6 +55,8 @@ def check_record(record: Mapping[str, Any], arm: TextArm, recipe: Recipe) -> Non
         for reading, splits in (("end", ("train", *SPLITS)), ("best", SPLITS)):
             for split in splits:
                 _check_measures(run[reading][split], f"{at}.{reading}.{split}", lengths)
+                if sentences and split in SPLITS:
+                    _check_sentences(run[reading][split], f"{at}.{reading}.{split}", recipe)
 
 
 def _check_data(data: Any) -> None:
@@ -72,12 +87,14 @@ def _check_measures(measures: Any, at: str, lengths: Mapping[str, int]) -> None:
     _dict(measures, at, (*MEASURES, *MAPS, "ac_curve", "acmc_curve", "heads"))
     for name, value in measures.items():
         place = f"{at}.{name}"
-        if name in MAPS:
+        if name in (*MAPS, FIRST_HEAD):
             _want(_list(value, 3), place, "a table of 3 x 3")
             for row in value:
                 _numbers(row, place, 3, known=False)
         elif name.endswith("_curve"):
             _numbers(value, place, lengths["thresholds" if name in CURVES else "shares"], known=False)
+        elif name == "agreement":
+            _check_cells(value, place, IN_CELL)
         elif name == "heads":
             _want(_list(value) and bool(value), place, "a list of at least one head")
             for head in value:
@@ -89,6 +106,32 @@ def _check_measures(measures: Any, at: str, lengths: Mapping[str, int]) -> None:
                         _want(number is None or _real(number), f"{place}.{own}", "a number or null")
         else:
             _want(value is None or _real(value), place, "a number or null")
+
+
+def _check_sentences(measures: Mapping[str, Any], at: str, recipe: Recipe) -> None:
+    """What is measured of sentences beside what is of posts."""
+    own = () if recipe.ac_probability is None else (FIRST_HEAD, "uniform_ac")
+    _dict(measures, at, ("agreement", "accuracy_natural", "accuracy_chosen", *own))
+    for number, cell in enumerate(measures["agreement"]):
+        place = f"{at}.agreement[{number}].heads"
+        _want(_list(cell.get("heads"), len(measures["heads"])), place, "a list with an entry for each head")
+        for head in cell["heads"]:
+            _dict(head, place, PLACES)
+            _numbers([head[name] for name in PLACES], place, known=False)
+
+
+def _check_cells(cells: Any, at: str, names: Iterable[str]) -> None:
+    """A line for each number of attractors, with either label and with both."""
+    _want(_list(cells, len(CELLS)), at, f"a list of {len(CELLS)} objects")
+    for number, (cell, (attractors, label)) in enumerate(zip(cells, CELLS, strict=True)):
+        place = f"{at}[{number}]"
+        _dict(cell, place, ("attractors", "label", *names))
+        known = (cell["attractors"], cell["label"]) == (attractors, label)
+        _want(known, place, f"of attractors {attractors} and label {label}")
+        _want(
+            all(_count(cell[name]) and cell[name] >= 0 for name in names if name.startswith("n")), place, "counts >= 0"
+        )
+        _numbers([cell[name] for name in names], place, known=False)
 
 
 def _want(holds: bool, at: str, allowed: str) -> None:

@@ -1,25 +1,24 @@
 """From a recipe and its arms to records: read the posts, train a group of arms together, write what was found."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from experiments.text.data import SPLITS, TextData
 from experiments.text.recipe import GROUPS, Recipe, TextArm
+from experiments.text.task import Task
 from qkdyn.config import as_dict
 from qkdyn.metrics.curves import THRESHOLDS
 from qkdyn.metrics.faithfulness import SHARES
+from qkdyn.readings import agreement
+from qkdyn.readings.agreement import Agreement
 from qkdyn.readings.posts import Reading, read
 from qkdyn.readings.splits import Split, distributions, extended, floors, means, split_of
 from qkdyn.text.batches import bucket_widths, epoch_plan
-from qkdyn.text.cleaning import clean
-from qkdyn.text.encoded import Encoded, encode_posts
-from qkdyn.text.hatexplain import LABELS, read_hatexplain
-from qkdyn.text.sources import checksums, data_folder, find
-from qkdyn.text.vocabulary import Vocabulary, word_vocabulary, wordpiece
+from qkdyn.text.encoded import Encoded
 from qkdyn.train.interrupt import Request
 from qkdyn.train.store import Store, key_of
 from qkdyn.train.text_batches import slots_read
@@ -29,70 +28,11 @@ from qkdyn.transformer import TransformerConfig
 
 # Raised when the bits of a run change: checkpoints of another engine are not taken up.
 ENGINE = 1
-SPLITS = ("validation", "test")
 FAITHFUL = ("comprehensiveness", "sufficiency")
 
 
-@dataclass(frozen=True, eq=False)
-class TextData:
-    """The posts of a recipe.
-
-    Attributes:
-        train: to be learned.
-        validation: by which epochs and rates are chosen.
-        test: by which nothing is chosen.
-        vocabulary: its size.
-        notes: what differs from the published data.
-        sha256: of each file.
-    """
-
-    train: Encoded
-    validation: Encoded
-    test: Encoded
-    vocabulary: int
-    notes: tuple[str, ...]
-    sha256: dict[str, str]
-
-
-def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> TextData:
-    """Read and encode HateXplain as a recipe has it.
-
-    Args:
-        recipe: vocabulary, query token, agreement of annotators, longest post.
-        option: folder named by the user, of the files or of folders named hatexplain and bert_base_uncased; None looks
-            where the environment says, and in data/.
-        limit: only so many posts of each split.
-
-    Raises:
-        DataError: a file is missing, or not as its schema says.
-    """
-    folder = data_folder(option, "hatexplain")
-    posts = read_hatexplain(folder)
-    sums, cleaning = dict(checksums(folder, "hatexplain")), None
-    vocabulary: Vocabulary
-    if recipe.vocabulary == "wordpiece":
-        pieces = data_folder(option, "bert_base_uncased")
-        vocabulary, cleaning = wordpiece(find(pieces, "vocab.txt")), clean
-        sums |= checksums(pieces, "bert_base_uncased")
-    else:
-        vocabulary = word_vocabulary(post.words for post in posts.train)
-    train, validation, test = (
-        encode_posts(
-            split[:limit],
-            vocabulary,
-            n_ctx=recipe.n_ctx,
-            truncate=True,
-            query=recipe.query_token,
-            agreement=recipe.agreement,
-            prepare=cleaning,
-            pad_to_n_ctx=recipe.measured == "last_slot",
-        )
-        for split in (posts.train, posts.validation, posts.test)
-    )
-    return TextData(train, validation, test, vocabulary.size, posts.notes, sums)
-
-
 def train_group(
+    task: Task,
     recipe: Recipe,
     arms: Sequence[TextArm],
     data: TextData,
@@ -106,7 +46,7 @@ def train_group(
         Interrupted: a signal was noted; what was done is saved.
     """
     update(0.0, "compiling")
-    reader = Reader.of(recipe, data, len(arms))
+    reader = Reader.of(task, recipe, data, len(arms))
     campaign, runs = prepare(recipe, arms, data, reader, store, request)
     key = key_of(ENGINE, as_dict(recipe), [as_dict(arm) for arm in arms], data.sha256, len(data.train))
 
@@ -125,11 +65,12 @@ class Reader:
     """How the runs of a recipe are measured.
 
     Attributes:
-        recipe: share of tokens deleted or kept, threshold of AC, seeds.
+        recipe: share of tokens deleted or kept, thresholds of AC and ACMC, seeds.
         how: what is measured.
         splits: validation and test; accuracy on the first decides which epoch is best.
         widths: bucket widths.
         arms: A, without copies.
+        classes: number of classes.
     """
 
     recipe: Recipe
@@ -137,9 +78,10 @@ class Reader:
     splits: dict[str, Split]
     widths: tuple[int, ...]
     arms: int
+    classes: int
 
     @classmethod
-    def of(cls, recipe: Recipe, data: TextData, arms: int) -> "Reader":
+    def of(cls, task: Task, recipe: Recipe, data: TextData, arms: int) -> "Reader":
         """The reader of a recipe and its posts."""
         last_slot = recipe.measured == "last_slot"
         how = Reading(
@@ -151,25 +93,26 @@ class Reader:
         )
         lengths = np.concatenate([split.length for split in (data.train, data.validation, data.test)])
         widths = (recipe.n_ctx,) if last_slot else bucket_widths(lengths, 4)
-        return cls(recipe, how, {name: split_of(getattr(data, name), how) for name in SPLITS}, widths, arms)
+        splits = {name: split_of(getattr(data, name), how, data.agreement.get(name)) for name in SPLITS}
+        return cls(recipe, how, splits, widths, arms, len(task.labels))
 
     def posts(self, state: TextState, split: Split, share: float) -> Records:
         """Measures of every post, (S, A, N, ...)."""
         seeds = len(self.recipe.seeds)
-        found = read(self.how, state, split.data, share, widths=self.widths, seeds=seeds)
+        places = split.agreement and split.agreement.places
+        found = read(self.how, state, split.data, share, widths=self.widths, seeds=seeds, places=places)
         return {name: values[:, : self.arms] for name, values in found.items()}
 
     def epoch(self, state: TextState, epoch: int, records: Records) -> Records:
         """The records with what is measured after an epoch."""
         found = {name: self.posts(state, split, self.recipe.share) for name, split in self.splits.items()}
-        return extended(records, found, self.splits, self.recipe.confidence, len(LABELS))
+        return extended(records, found, self.splits, self.recipe.levels, self.classes)
 
     def whole(self, state: TextState, split: Split, *, curve: bool) -> Records:
         """Means and distributions of a split, (S, A, ...); with `curve` faithfulness averaged over `SHARES` too."""
         found = self.posts(state, split, self.recipe.share)
-        out = means(found, split, self.recipe.confidence, len(LABELS)) | distributions(
-            found, split, self.recipe.confidence
-        )
+        levels = self.recipe.levels
+        out = means(found, split, levels, self.classes) | distributions(found, split, levels)
         if curve:
             each = [found if share == self.recipe.share else self.posts(state, split, share) for share in SHARES]
             for name in FAITHFUL:
@@ -185,7 +128,7 @@ class Reader:
 def _model(recipe: Recipe, data: TextData) -> TransformerConfig:
     names = ("n_layers", "d_model", "n_heads", "d_head", "d_mlp", "causal", "mask_padding", "readout")
     own = {name: getattr(recipe, name) for name in names}
-    return TransformerConfig(data.vocabulary, recipe.positions, len(LABELS), **own)
+    return TransformerConfig(data.vocabulary, recipe.positions, recipe.outputs, residual=recipe.stream, **own)
 
 
 def prepare(
@@ -207,6 +150,8 @@ def prepare(
         clip=recipe.clip,
         apart=recipe.apart,
         stale=any(arm.stale for arm in arms),
+        optimizer=recipe.optimizer,
+        momentum=recipe.momentum,
     )
     campaign = TextCampaign(
         job, recipe.seeds, data.train, recipe.batch, recipe.by_length, epochs, reader.epoch, store, request
@@ -265,15 +210,25 @@ def _written(
         "notes": list(data.notes),
         "thresholds": list(THRESHOLDS),
         "shares": list(SHARES),
+        **({"baselines": _baselines(reader)} if data.agreement else {}),
         "tokens_per_second": round(campaign.tokens / campaign.seconds) if campaign.seconds else None,
     }
     return {
         arm.name: {
             **shared,
-            "runs": [_run(seed, (s, a), campaign.epochs, records, end, known) for s, seed in enumerate(recipe.seeds)],
+            "runs": [
+                _run(seed, (s, a), campaign.epochs, records, end, known, data.agreement)
+                for s, seed in enumerate(recipe.seeds)
+            ],
         }
         for a, arm in enumerate(arms)
     }
+
+
+def _baselines(reader: Reader) -> dict[str, Any]:
+    """What simple rules and uniform attention get on sentences, for each split."""
+    own = {name: split.agreement for name, split in reader.splits.items()}
+    return _plain({name: agreement.baselines(known) for name, known in own.items() if known is not None})
 
 
 def _run(
@@ -283,6 +238,7 @@ def _run(
     records: Records,
     end: dict[str, Records],
     known: dict[str, dict[str, Any]],
+    beside: Mapping[str, Agreement],
 ) -> dict[str, Any]:
     """What a record says of one run."""
     own = {name: values[at] for name, values in records.items()}
@@ -307,15 +263,18 @@ def _run(
                 **{split: {n: v for n, v in after(split).items() if not n.startswith("heads_")} for split in SPLITS},
             },
             "end": {
-                split: {**_nested({name: v[at] for name, v in values.items()}), **known[split]}
+                split: {**known[split], **_nested({name: v[at] for name, v in values.items()}, beside.get(split))}
                 for split, values in end.items()
             },
             "best": {
                 "epoch": best,
                 **{
                     split: {
-                        **_nested({name: v[best - 1] for name, v in after(split).items()} | distribution(split)),
                         **known[split],
+                        **_nested(
+                            {name: v[best - 1] for name, v in after(split).items()} | distribution(split),
+                            beside.get(split),
+                        ),
                     }
                     for split in SPLITS
                 },
@@ -324,11 +283,15 @@ def _run(
     )
 
 
-def _nested(measures: dict[str, Any]) -> dict[str, Any]:
-    """Measures with those of heads as a list, one entry a head."""
-    heads = {n.removeprefix("heads_"): v for n, v in measures.items() if n.startswith("heads_")}
-    rest = {n: v for n, v in measures.items() if not n.startswith("heads_")}
-    return rest | {"heads": [dict(zip(heads, each, strict=True)) for each in zip(*heads.values(), strict=True)]}
+def _nested(measures: dict[str, Any], own: Agreement | None) -> dict[str, Any]:
+    """Measures with those of heads as a list, one entry a head, and those by attractors as a list, one entry a cell."""
+    out, heads, cells = {}, {}, {}
+    for name, value in measures.items():
+        group, _, rest = name.partition("_")
+        into = {"heads": heads, "agreement": cells}.get(group, out)
+        into[name if into is out else rest] = value
+    out["heads"] = [dict(zip(heads, each, strict=True)) for each in zip(*heads.values(), strict=True)]
+    return out | ({"agreement": agreement.lines(cells, own)} if own else {})
 
 
 def _plain(value: Any) -> Any:

@@ -50,10 +50,18 @@ class Posts(NamedTuple):
     relevant: Any
     content: Any
     count: Any
+    places: Any = None
 
 
 def read(
-    how: Reading, state: TextState, data: Encoded, share: float, *, widths: tuple[int, ...], seeds: int
+    how: Reading,
+    state: TextState,
+    data: Encoded,
+    share: float,
+    *,
+    widths: tuple[int, ...],
+    seeds: int,
+    places: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Measures of every post by every run, each (S, A, N), those of heads (S, A, N, layers * heads).
 
@@ -64,11 +72,13 @@ def read(
         share: of the tokens, that are deleted or kept for `comprehensiveness` and `sufficiency`.
         widths: bucket widths; the last is n_ctx where the last slot is measured.
         seeds: S.
+        places: K sets of tokens of each post, (N, K, T), whose mass is asked for.
 
     Returns:
         predicted class, probability of the true class, loss; mass on relevant tokens, entropy in nats, top_mass, auprc,
         token_f1, iou_f1 of the measured row (mean over heads; of several layers their rollout), heads_mass, heads_entropy,
-        heads_auprc and heads_top_mass of each head; comprehensiveness and sufficiency. All of them NaN, and the predicted
+        heads_auprc and heads_top_mass of each head; of `places` their masses, (S, A, N, K), and heads_places,
+        (S, A, N, layers * heads, K); comprehensiveness and sufficiency. All of them NaN, and the predicted
         class -1, where a run's probabilities or attention are not finite.
     """
     arms = state.table.shape[1]
@@ -91,6 +101,7 @@ def read(
             some.relevant,
             some.content,
             np.where(there, count[posts], 1),
+            None if places is None else _in_slots(places[posts], int(width)),
         )
         waiting.append(
             (posts, there, _read(how, seeds, state.params, state.table, jax.tree.map(jnp.asarray, batch_of)))
@@ -100,6 +111,12 @@ def read(
     for ready in waiting:
         _put(found, len(data), *ready)
     return found
+
+
+def _in_slots(places: np.ndarray, width: int) -> np.ndarray:
+    """(B, K, T) in `width` slots."""
+    missing = max(0, width - places.shape[-1])
+    return np.pad(places[..., :width], ((0, 0), (0, 0), (0, missing)))
 
 
 def _put(found: dict[str, np.ndarray], size: int, posts: np.ndarray, there: np.ndarray, new: dict[str, Any]) -> None:
@@ -147,6 +164,10 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         "heads_auprc": cores.auprc(jnp, heads, hit[:, None], posts.content[:, None]),
         "heads_top_mass": cores.topk_mass(jnp, heads, count[:, None], posts.content[:, None]),
     }
+    if posts.places is not None:
+        weights = posts.places.astype(row.dtype)
+        found["places"] = cores.mass(jnp, row[:, None], weights)
+        found["heads_places"] = cores.mass(jnp, heads[:, :, None], weights[:, None])
     candidates = jnp.ones_like(posts.content) if how.slots else posts.content
     real = candidates if how.slots else jnp.arange(T)[None] < posts.length[:, None]
     chosen = cores.top_mask(jnp, row, candidates, posts.count)
@@ -181,7 +202,11 @@ def _reduced(how: Reading, params: Any, x: Any, posts: Posts, keep: Any, score: 
     """Class probabilities of the posts of which only what `keep` says is left, in its order or by rising `score`."""
     slot = jnp.arange(keep.shape[1])[None]
     order = jnp.argsort(jnp.where(keep, slot if score is None else score, jnp.inf), axis=1)
-    length = keep.sum(1)
+    if how.slots and how.model.mask_padding:
+        # The mask goes along with the slots that are kept: padding, which has no attention, comes last in either order.
+        length = jnp.maximum((keep & (slot < posts.length[:, None])).sum(1), 1)
+    else:
+        length = keep.sum(1)
     x = jnp.take_along_axis(x, order[:, :, None], 1)
     if how.model.readout == "first_pad":
         pads = (order >= posts.length[:, None]) & (slot < length[:, None])

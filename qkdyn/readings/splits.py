@@ -9,12 +9,12 @@ import numpy as np
 from qkdyn.metrics import cores
 from qkdyn.metrics.curves import THRESHOLDS
 from qkdyn.metrics.dtap import dtap
+from qkdyn.readings.agreement import Agreement, by_attractors
+from qkdyn.readings.levels import Levels
 from qkdyn.readings.posts import Reading
 from qkdyn.text.encoded import Encoded
 from qkdyn.train.text_batches import readouts
 
-# Edges of the published heat maps of HateXplain.
-EDGES = (0.0, 0.33, 0.66, 1.1)
 Records = dict[str, np.ndarray]
 # Means over all posts, and again over marked ones alone.
 _BOTH = ("entropy", "top_mass", "comprehensiveness", "sufficiency")
@@ -29,15 +29,17 @@ class Split:
         ranked: marked posts with a token that is not marked: where a ranking says something, (N,).
         attendable: tokens that the measured row may attend to, (N,).
         uniform: mass that uniform attention over these puts on relevant tokens, (N,).
+        agreement: of sentences with a subject, what there is to know beside; None of other posts.
     """
 
     data: Encoded
     ranked: np.ndarray
     attendable: np.ndarray
     uniform: np.ndarray
+    agreement: Agreement | None = None
 
 
-def split_of(data: Encoded, how: Reading) -> Split:
+def split_of(data: Encoded, how: Reading, agreement: Agreement | None = None) -> Split:
     """What there is to know of the posts before any training."""
     hits = (data.relevant > 0) & data.content
     ranked = data.marked & (hits.sum(1) < data.content.sum(1))
@@ -51,20 +53,20 @@ def split_of(data: Encoded, how: Reading) -> Split:
         attendable = np.minimum(attendable, data.length)
     slots = np.arange(data.relevant.shape[1])
     uniform = (data.relevant * (slots < attendable[:, None])).sum(1) / attendable
-    return Split(data, ranked, attendable, uniform)
+    return Split(data, ranked, attendable, uniform, agreement)
 
 
-def means(found: Mapping[str, np.ndarray], split: Split, confidence: float, classes: int) -> dict[str, np.ndarray]:
+def means(found: Mapping[str, np.ndarray], split: Split, levels: Levels, classes: int) -> dict[str, np.ndarray]:
     """The measures of a split, each (S, A), those of heads (S, A, heads).
 
     Names ending in _all are over all posts, mass and its kin otherwise over the marked ones; auprc over those of them in which
-    some token is not marked.
+    some token is not marked. Of sentences with a subject also accuracy_natural, and accuracy_chosen, by which epochs are.
     """
     data = split.data
     marked, many = data.marked, split.attendable > 1
     right = found["predicted"] == data.label
-    hit = found["mass"] >= np.float32(confidence)
-    sure = hit & (found["probability"] >= np.float32(confidence))
+    hit, sure = _confident(found["mass"], found["probability"], levels)
+    heads_hit, heads_sure = _confident(found["heads_mass"], found["probability"][..., None], levels)
     share = found["entropy"] / np.log(np.maximum(split.attendable, 2))
     out = {
         "accuracy": right.mean(-1),
@@ -88,9 +90,21 @@ def means(found: Mapping[str, np.ndarray], split: Split, confidence: float, clas
         "heads_entropy": found["heads_entropy"].mean(2),
         "heads_auprc": _over(found["heads_auprc"], split.ranked, 2),
         "heads_top_mass": found["heads_top_mass"].mean(2),
+        "heads_ac": 100 * _over(heads_hit, marked, 2),
+        "heads_acmc": 100 * _over(heads_sure, marked, 2),
     }
+    if split.agreement is not None:
+        for name in ("natural", "chosen"):
+            out[f"accuracy_{name}"] = _over(right, getattr(split.agreement, name))
     known = _known(found)
     return {name: np.where(_beside(known, values), values, np.nan).astype(np.float32) for name, values in out.items()}
+
+
+def _confident(mass: np.ndarray, probability: np.ndarray, levels: Levels) -> tuple[np.ndarray, np.ndarray]:
+    """Which instances count for AC, and which for ACMC."""
+    reached = mass >= np.float32(levels.attention)
+    hit = reached if levels.ac_probability is None else reached & (probability >= np.float32(levels.ac_probability))
+    return hit, reached & (probability >= np.float32(levels.probability))
 
 
 def _known(found: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -111,43 +125,49 @@ def _over(values: np.ndarray, which: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.compress(which, values, axis).mean(axis)
 
 
-def distributions(found: Mapping[str, np.ndarray], split: Split, confidence: float) -> dict[str, np.ndarray]:
+def distributions(found: Mapping[str, np.ndarray], split: Split, levels: Levels) -> dict[str, np.ndarray]:
     """Of each run: heat maps, curves, and what uniform attention would get with its probabilities.
 
     Returns:
         dtap_all and dtap (marked posts), (S, A, 3, 3), percent; ac_curve and acmc_curve of the marked posts over
         `THRESHOLDS`, (S, A, 21); uniform_acmc, uniform_acmc_all, uniform_acmc_curve; heads_bins, the shares of all posts in
-        each head's bins of attention, (S, A, heads, 3).
+        each head's bins of attention, (S, A, heads, 3). Where AC asks for a probability, as published on sentences, also
+        uniform_ac, uniform_ac_all and dtap_first_head, over all posts. Of sentences with a subject agreement_accuracy and so
+        on, see `by_attractors`.
     """
     every, marked = np.ones(len(split.data), bool), split.data.marked
     mass, probability = found["mass"], found["probability"]
-    known = _known(found)
+    known, edges = _known(found), levels.edges
 
-    def maps(which: np.ndarray) -> np.ndarray:
-        size = len(EDGES) - 1
+    def maps(mass: np.ndarray, which: np.ndarray) -> np.ndarray:
+        size = len(edges) - 1
         nothing = np.full((size, size), np.nan)
         each = [
-            dtap(mass[run][which], probability[run][which], EDGES) if which.any() and known[run] else nothing
+            dtap(mass[run][which], probability[run][which], edges) if which.any() and known[run] else nothing
             for run in np.ndindex(known.shape)
         ]
         return np.stack(each).reshape(*known.shape, size, size)
 
-    levels = np.asarray(THRESHOLDS, np.float32)
-    sure, uniform = probability[..., None] >= levels, split.uniform.astype(np.float32)
-    reached, flat = mass[..., None] >= levels, uniform[:, None] >= levels
-    at = np.float32(confidence)
-    flat_sure = (uniform >= at) & (probability >= at)
-    bins = np.searchsorted(np.asarray(EDGES[1:-1], np.float32), found["heads_mass"], side="right")
+    at = np.asarray(THRESHOLDS, np.float32)
+    sure, uniform = probability[..., None] >= at, split.uniform.astype(np.float32)
+    reached, flat = mass[..., None] >= at, uniform[:, None] >= at
+    flat_hit, flat_sure = _confident(uniform, probability, levels)
+    bins = np.searchsorted(np.asarray(edges[1:-1], np.float32), found["heads_mass"], side="right")
     out = {
-        "dtap_all": maps(every),
-        "dtap": maps(marked),
+        "dtap_all": maps(mass, every),
+        "dtap": maps(mass, marked),
         "ac_curve": 100 * _over(reached, marked, 2),
         "acmc_curve": 100 * _over(reached & sure, marked, 2),
         "uniform_acmc_curve": 100 * _over(flat & sure, marked, 2),
         "uniform_acmc": 100 * _over(flat_sure, marked),
         "uniform_acmc_all": 100 * flat_sure.mean(-1),
-        "heads_bins": np.stack([(bins == k).mean(2) for k in range(len(EDGES) - 1)], -1),
+        "heads_bins": np.stack([(bins == k).mean(2) for k in range(len(edges) - 1)], -1),
     }
+    if levels.ac_probability is not None:
+        out |= {"uniform_ac": 100 * _over(flat_hit, marked), "uniform_ac_all": 100 * flat_hit.mean(-1)}
+        out["dtap_first_head"] = maps(found["heads_mass"][..., 0], every)
+    if split.agreement is not None:
+        out |= {f"agreement_{name}": values for name, values in by_attractors(found, split.agreement).items()}
     return {name: np.where(_beside(known, values), values, np.nan) for name, values in out.items()}
 
 
@@ -194,7 +214,7 @@ def extended(
     records: Mapping[str, np.ndarray],
     found: Mapping[str, Mapping[str, np.ndarray]],
     splits: Mapping[str, Split],
-    confidence: float,
+    levels: Levels,
     classes: int,
 ) -> Records:
     """Records with the measures after one more epoch.
@@ -202,8 +222,8 @@ def extended(
     Args:
         records: so far.
         found: measures of every post, for each split.
-        splits: the posts; validation accuracy decides which epoch is best.
-        confidence: threshold of AC and ACMC.
+        splits: the posts; validation accuracy decides which epoch is best, where there is a choice that of the chosen ones.
+        levels: thresholds of AC and ACMC, bins.
         classes: number of classes.
 
     Returns:
@@ -212,16 +232,16 @@ def extended(
     """
     out = dict(records)
     for name, split in splits.items():
-        for measure, values in means(found[name], split, confidence, classes).items():
+        for measure, values in means(found[name], split, levels, classes).items():
             key = f"{name}/{measure}"
             before = out.get(key, np.zeros((*values.shape[:2], 0, *values.shape[2:]), np.float32))
             out[key] = np.concatenate([before, values[:, :, None]], 2)
-    accuracy = np.nan_to_num(out["validation/accuracy"], nan=-1.0)
+    accuracy = np.nan_to_num(out.get("validation/accuracy_chosen", out["validation/accuracy"]), nan=-1.0)
     epoch = accuracy.shape[-1]
     better = accuracy.argmax(-1) == epoch - 1
     new: Records = {"epoch": np.full(better.shape, epoch)}
     for name, split in splits.items():
-        new |= {f"{name}/{what}": values for what, values in distributions(found[name], split, confidence).items()}
+        new |= {f"{name}/{what}": values for what, values in distributions(found[name], split, levels).items()}
     for name, values in new.items():
         old = out.get(f"best/{name}", values)
         out[f"best/{name}"] = np.where(better.reshape(*better.shape, *(1,) * (values.ndim - 2)), values, old)

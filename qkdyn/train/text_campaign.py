@@ -97,7 +97,7 @@ class TextCampaign:
             self.tokens += float((chunk.weight * chunk.length)[:count].sum()) * arms
             records["losses"] = np.concatenate([records["losses"], losses], 2) if records else losses
             if start + count == len(batches.width):
-                state = settle(state, idle)
+                state = settle(self.job, state, idle)
                 records = self.measure(state, epoch, records)
             on_chunk(step + count, records)
             if (self.request and self.request.name) or (self.store and self.store.due()):

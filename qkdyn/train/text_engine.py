@@ -1,10 +1,11 @@
 """Many runs on text together: seeds that see their own batches, and arms that share their seed's start and batches.
 
 Leaves of the state are (seed, arm, ...); the token embedding and its moments are tables of rows, (seed * vocabulary, arm, d).
-A batch's rows are read and written for all arms at once, and only those (`lazy_adam`).
+A batch's rows are read and written for all arms at once, and only those (`lazy_adam`, `lazy_momentum`).
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +17,30 @@ import optax
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import check_count, check_positive, reject
 from qkdyn.optim import circuit_optimizer
-from qkdyn.train.lazy_adam import B1, B2, EPS, NEVER, Idle, catch_up, idle_tables, update
+from qkdyn.train import lazy_adam, lazy_momentum
+from qkdyn.train.lazy_adam import B1, B2, EPS, NEVER
 from qkdyn.train.text_batches import Batches
 from qkdyn.transformer import TransformerConfig, forward, init_transformer
+
+
+class Rule(NamedTuple):
+    """How the rows of the embedding are updated.
+
+    Attributes:
+        moments: how many tables of moments there are.
+        catch_up: (rows, *moments, last, now, idle) -> (rows, *moments), idle updates made up for.
+        update: (rows, *moments, gradient, now, idle) -> (rows, *moments).
+    """
+
+    moments: int
+    catch_up: Callable[..., tuple[Any, ...]]
+    update: Callable[..., tuple[Any, ...]]
+
+
+RULES = {
+    "adamw": Rule(2, lazy_adam.catch_up, lazy_adam.update),
+    "sgd": Rule(1, lazy_momentum.catch_up, lazy_momentum.update),
+}
 
 
 @dataclass(frozen=True)
@@ -29,24 +51,33 @@ class TextJob:
         model: the transformer.
         steps: updates in all.
         warmup: updates over which the rate rises from 0; it then falls to 0 along half a cosine.
-        clip: largest norm of the gradient.
+        clip: largest norm of the gradient; None does not clip.
         widths: bucket widths.
         apart: names of parameters labelled "rest", whatever their circuit.
         stale: some arm's frozen gradients add up and take part in clipping.
+        optimizer: "adamw", or "sgd" as torch has it: decay is added to the gradient, and the rate scales the momentum.
+        momentum: of sgd, between 0 and 1.
     """
 
     model: TransformerConfig
     steps: int
     warmup: int
     widths: tuple[int, ...]
-    clip: float = 1.0
+    clip: float | None = 1.0
     apart: tuple[str, ...] = ()
     stale: bool = False
+    optimizer: str = "adamw"
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
         check_count("warmup", self.warmup, minimum=0)
-        check_positive("clip", self.clip)
+        if self.clip is not None:
+            check_positive("clip", self.clip)
+        if self.optimizer not in RULES:
+            reject("optimizer", self.optimizer, "one of " + ", ".join(RULES))
+        if self.stale and self.clip is None:
+            reject("stale", self.stale, "False without clipping, in which alone frozen gradients take part")
         if self.model.tied or self.model.dropout:
             reject(
                 "model", self.model, "without dropout and with a head of its own", "this engine keeps embeddings apart"
@@ -74,10 +105,9 @@ class TextState(NamedTuple):
 
     Attributes:
         params: everything but the token embedding, leaves (S, A, ...).
-        opt: AdamW's state of these.
+        opt: the optimizer's state of these.
         table: token embeddings, (S * vocabulary, A, d).
-        m: first moments of the table.
-        v: second moments of the table.
+        moments: of the table, alike: first and second of adamw, momenta of sgd.
         last: (S * vocabulary,), the update that touched each row last.
         left: gradients of frozen parameters as they were left, leaves (S, A, ...); () where no arm has any.
         step: updates made.
@@ -86,8 +116,7 @@ class TextState(NamedTuple):
     params: Any
     opt: Any
     table: Any
-    m: Any
-    v: Any
+    moments: tuple[Any, ...]
     last: Any
     left: Any
     step: Any
@@ -108,11 +137,14 @@ def labels_of(job: TextJob, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(label, circuit_labels(params))
 
 
-def idle_of(job: TextJob, runs: TextRuns) -> Idle:
+def idle_of(job: TextJob, runs: TextRuns) -> lazy_adam.Idle | lazy_momentum.Idle:
     """The tables for embedding rows between two readings."""
     schedule = cosine(np, np.arange(job.steps, dtype=np.float64), job.warmup, job.steps)
     rate = np.asarray(runs.rate, np.float64) * np.asarray(runs.multipliers["embed"], np.float64)
-    return idle_tables(schedule[:, None] * rate, runs.decay["embed"])
+    rate, decay = schedule[:, None] * rate, np.asarray(runs.decay["embed"])
+    if job.optimizer == "sgd":
+        return lazy_momentum.idle_tables(rate, decay, np.full(decay.shape, job.momentum))
+    return lazy_adam.idle_tables(rate, decay)
 
 
 def begin(job: TextJob, seeds: tuple[int, ...], arms: int) -> TextState:
@@ -128,18 +160,27 @@ def _begin(job: TextJob, seeds: Any, arms: int) -> TextState:
     ones = dict.fromkeys(set(jax.tree.leaves(labels_of(job, params))), 1.0)
     opt = jax.vmap(jax.vmap(lambda some: _optimizer(job, some, 1.0, ones, ones).init(some)))(params)
     left = jax.tree.map(jnp.zeros_like, params) if job.stale else ()
-    zeros = jnp.zeros_like(table)
+    moments = (jnp.zeros_like(table),) * RULES[job.optimizer].moments
     last = jnp.full(len(table), NEVER, jnp.int32)
-    return TextState(params, opt, table, zeros, zeros, last, left, jnp.int32(0))
+    return TextState(params, opt, table, moments, last, left, jnp.int32(0))
 
 
 def _optimizer(job: TextJob, params: Any, rate: Any, multipliers: dict[str, Any], decay: dict[str, Any]) -> Any:
-    """AdamW at the multiples and decays of one run."""
+    """The optimizer at the multiples and decays of one run."""
     labels = labels_of(job, params)
     used = {name: multipliers[name] for name in sorted(set(jax.tree.leaves(labels)))}
-    base = {name: functools.partial(optax.adamw, b1=B1, b2=B2, eps=EPS, weight_decay=decay[name]) for name in used}
+    if job.optimizer == "sgd":
+        base = {name: functools.partial(_torch_sgd, job.momentum, decay[name]) for name in used}
+    else:
+        base = {name: functools.partial(optax.adamw, b1=B1, b2=B2, eps=EPS, weight_decay=decay[name]) for name in used}
     schedule = lambda count: rate * cosine(jnp, count, job.warmup, job.steps)  # noqa: E731
     return circuit_optimizer(base, multipliers=used, learning_rate=schedule, labels=labels)
+
+
+def _torch_sgd(momentum: float, decay: Any, rate: Any) -> optax.GradientTransformation:
+    """SGD whose momentum gathers gradient and decay, and is scaled by the rate of the day."""
+    gathered = optax.chain(optax.add_decayed_weights(decay), optax.trace(momentum))
+    return optax.chain(gathered, optax.scale_by_learning_rate(rate))
 
 
 def _loss(params: Any, rows: Any, job: TextJob, width: int, batch: Batches) -> Any:
@@ -180,7 +221,21 @@ def _square(tree: Any) -> Any:
     return sum((leaf**2).sum(tuple(range(2, leaf.ndim))) for leaf in jax.tree.leaves(tree))
 
 
-def _step(job: TextJob, runs: TextRuns, idle: Idle, state: TextState, batch: Batches) -> tuple[TextState, Any]:
+def _clipped(job: TextJob, runs: TextRuns, gradients: Any, row_gradients: Any, left: Any) -> tuple[Any, Any, Any]:
+    """Gradients and those of rows, scaled so that the norm of all that are counted is at most `clip`; and what is left over."""
+    if job.clip is None:
+        return gradients, row_gradients, left
+    counted = _counted(job, runs, gradients, left)
+    trained = (runs.multipliers["embed"] > 0)[None]
+    square = _square(counted) + jnp.where(trained, (row_gradients**2).sum((1, 3)), 0)
+    # Torch's clip_grad_norm_ adds 1e-6 to the norm.
+    factor = jnp.minimum(1.0, job.clip / (jnp.sqrt(square) + 1e-6))
+    scaled = lambda leaf: leaf * factor.reshape(*factor.shape, *(1,) * (leaf.ndim - 2))  # noqa: E731
+    left = jax.tree.map(scaled, counted) if job.stale else ()
+    return jax.tree.map(scaled, gradients), row_gradients * factor[:, None, :, None], left
+
+
+def _step(job: TextJob, runs: TextRuns, idle: Any, state: TextState, batch: Batches) -> tuple[TextState, Any]:
     """One update of all runs, and their losses before it, (S, A)."""
     seeds = len(batch.ids)
     vocabulary = job.model.vocabulary
@@ -188,21 +243,15 @@ def _step(job: TextJob, runs: TextRuns, idle: Idle, state: TextState, batch: Bat
     start = jnp.arange(seeds)[:, None] * vocabulary
     beyond = len(state.table) + jnp.arange(batch.ids.size).reshape(batch.ids.shape)
     place = jnp.where(batch.ids < vocabulary, batch.ids + start, beyond)
-    rows, m, v = (x.at[place].get(mode="fill", fill_value=0) for x in (state.table, state.m, state.v))
+    rule, tables = RULES[job.optimizer], (state.table, *state.moments)
+    found = (x.at[place].get(mode="fill", fill_value=0) for x in tables)
     last = state.last.at[place].get(mode="fill", fill_value=NEVER)
-    rows, m, v = catch_up(rows, m, v, last, state.step, idle)
+    rows, *moments = rule.catch_up(*found, last, state.step, idle)
     branches = [functools.partial(_gradients, job, width) for width in job.widths]
     losses, (gradients, row_gradients) = jax.lax.switch(
         batch.width, branches, state.params, rows, batch._replace(width=None)
     )
-    counted = _counted(job, runs, gradients, state.left)
-    trained = (runs.multipliers["embed"] > 0)[None]
-    square = _square(counted) + jnp.where(trained, (row_gradients**2).sum((1, 3)), 0)
-    # Torch's clip_grad_norm_ adds 1e-6 to the norm.
-    factor = jnp.minimum(1.0, job.clip / (jnp.sqrt(square) + 1e-6))
-    scaled = lambda leaf: leaf * factor.reshape(*factor.shape, *(1,) * (leaf.ndim - 2))  # noqa: E731
-    gradients = jax.tree.map(scaled, gradients)
-    left = jax.tree.map(scaled, counted) if job.stale else ()
+    gradients, row_gradients, left = _clipped(job, runs, gradients, row_gradients, state.left)
 
     def descend(params: Any, opt: Any, gradient: Any, rate: Any, multipliers: Any, decay: Any) -> Any:
         updates, opt = _optimizer(job, params, rate, multipliers, decay).update(gradient, opt, params)
@@ -210,17 +259,16 @@ def _step(job: TextJob, runs: TextRuns, idle: Idle, state: TextState, batch: Bat
 
     each = jax.vmap(jax.vmap(descend), in_axes=(0, 0, 0, None, None, None))
     params, opt = each(state.params, state.opt, gradients, runs.rate, runs.multipliers, runs.decay)
-    row_gradients = row_gradients * factor[:, None, :, None]
-    rows, m, v = update(rows, m, v, row_gradients, state.step, idle)
+    updated = rule.update(rows, *moments, row_gradients, state.step, idle)
     write = lambda whole, part: whole.at[place].set(part, mode="drop", unique_indices=True)  # noqa: E731
-    table, m, v = write(state.table, rows), write(state.m, m), write(state.v, v)
+    table, *moments = map(write, tables, updated)
     last = write(state.last, jnp.full(place.shape, state.step))
-    return TextState(params, opt, table, m, v, last, left, state.step + 1), losses
+    return TextState(params, opt, table, tuple(moments), last, left, state.step + 1), losses
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
 def advance(
-    job: TextJob, runs: TextRuns, idle: Idle, state: TextState, batches: Batches, count: Any
+    job: TextJob, runs: TextRuns, idle: Any, state: TextState, batches: Batches, count: Any
 ) -> tuple[TextState, Any]:
     """The first `count` of the batches' steps; the state given is used up.
 
@@ -238,8 +286,9 @@ def advance(
     return jax.lax.fori_loop(0, count, body, (state, losses))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def settle(state: TextState, idle: Idle) -> TextState:
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
+def settle(job: TextJob, state: TextState, idle: Any) -> TextState:
     """Every row of the table brought up to date, as it has to be before it is read by anything else than `advance`."""
-    table, m, v = catch_up(state.table, state.m, state.v, state.last, state.step, idle)
-    return state._replace(table=table, m=m, v=v, last=jnp.full_like(state.last, state.step - 1))
+    table, *moments = RULES[job.optimizer].catch_up(state.table, *state.moments, state.last, state.step, idle)
+    last = jnp.full_like(state.last, state.step - 1)
+    return state._replace(table=table, moments=tuple(moments), last=last)
