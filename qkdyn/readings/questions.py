@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from qkdyn.errors import check_count, reject
 from qkdyn.metrics import cores
 from qkdyn.readings.question_passes import QuestionReading, devices, everywhere, force, likelihood, write
+from qkdyn.readings.question_summary import summary
 from qkdyn.text.answer_batches import answer_batch
 from qkdyn.text.answers import exact_match, f1
 from qkdyn.text.batches import bucket_widths, evaluation_plan
@@ -23,7 +24,7 @@ from qkdyn.text.encoded import MULTIPLE
 from qkdyn.text.prompts import ANSWER, Prompts, written
 from qkdyn.text.vocabulary import Vocabulary
 
-__all__ = ["QuestionReading", "read"]
+__all__ = ["QuestionReading", "read", "scores", "summary"]
 
 Found = dict[str, np.ndarray]
 
@@ -85,7 +86,11 @@ def read(
     reader = _Reader(how, mesh, everywhere(mesh, params), prompts, batch + -batch % mesh.size, widths)
     answers = _written(reader)
     found = _right_answers(reader)
-    found |= _scores(prompts, vocabulary, answers)
+    texts = [
+        written(vocabulary, row[:count].tolist())
+        for row, count in zip(answers["tokens"], answers["count"], strict=True)
+    ]
+    found |= scores(texts, prompts.references)
     found |= {name: answers[name] for name in ("mass", "mass_layers", "entropy")}
     found |= _uniform(reader, answers["steps"])
     known = np.isfinite(found["loss"]) & np.isfinite(answers["chosen"]).all(1) & np.isfinite(found["mass"])
@@ -193,19 +198,17 @@ def _mean(values: np.ndarray, there: np.ndarray) -> np.ndarray:
     return np.where(there, values, 0).sum(1) / there.sum(1)
 
 
-def _scores(prompts: Prompts, vocabulary: Vocabulary, answers: Found) -> Found:
-    """How right the answers are."""
-    found = []
-    for row, count, references in zip(answers["tokens"], answers["count"], prompts.references, strict=True):
-        text, first = written(vocabulary, row[:count].tolist()), references[:1]
-        found.append(
-            (
-                f1(text, first, articles_first=True),
-                exact_match(text, first, articles_first=True),
-                f1(text, references),
-                exact_match(text, references),
-            )
+def scores(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Found:
+    """How right answers are: f1_first, em_first, f1, em, as `read` has them, each (N,)."""
+    found = [
+        (
+            f1(answer, every[:1], articles_first=True),
+            exact_match(answer, every[:1], articles_first=True),
+            f1(answer, every),
+            exact_match(answer, every),
         )
+        for answer, every in zip(answers, references, strict=True)
+    ]
     return dict(zip(("f1_first", "em_first", "f1", "em"), np.array(found).T.copy(), strict=True))
 
 
