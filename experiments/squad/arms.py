@@ -145,7 +145,7 @@ def quick(scale: Scale) -> Protocol:
     return Protocol(replace(Recipe(), **sizes), arms, SEEDS[:1], compared)
 
 
-def tuning(protocol: Protocol, scale: Scale) -> tuple[Protocol, Protocol]:
+def tuning(protocol: Protocol) -> tuple[Protocol, Protocol]:
     """The paper's tuning in a protocol's recipe: base rates; and QK multipliers at each of them.
 
     Of the latter only those at the rate that is chosen are trained. One seed.
@@ -159,5 +159,5 @@ def tuning(protocol: Protocol, scale: Scale) -> tuple[Protocol, Protocol]:
 
 def _published(scale: Scale) -> Recipe:
     """The published recipe: windows around the answer everywhere, and epochs chosen on the first dev questions."""
-    recipe = Recipe(chosen_by="dev", windows="centred", evaluated="centred", keep_cue=False)
+    recipe = Recipe(chosen_by="dev", windows="centred", evaluated="centred", keep_cue=False, by_length=False)
     return replace(recipe, **scale.sizes)

@@ -14,6 +14,7 @@ from qkdyn.text.prompts import LeftOut, Prompts, askable, encode_prompts
 from qkdyn.text.sources import checksums, data_folder, find, find_published, source
 from qkdyn.text.squad import Question, read_squad
 from qkdyn.text.vocabulary import Vocabulary, byte_bpe
+from qkdyn.transformer_init import load_vectors
 
 SPLITS = ("train", "selection", "dev")
 # One article in so many is kept for the selection of epochs.
@@ -28,17 +29,21 @@ class QuestionData:
         train: to be learned.
         selection: by which epochs are chosen.
         dev: reported.
+        learned: the first of those to be learned, which are read as the others are.
         vocabulary: byte-level.
         notes: what was drawn, and what was left out or cut.
         sha256: of each file.
+        vectors: token vectors known before, a row for each token; None for none.
     """
 
     train: Prompts
     selection: Prompts
     dev: Prompts
+    learned: Prompts
     vocabulary: Vocabulary
     notes: tuple[str, ...]
     sha256: dict[str, str]
+    vectors: np.ndarray | None = None
 
     @property
     def counts(self) -> dict[str, Any]:
@@ -50,16 +55,17 @@ class QuestionData:
         }
 
 
-def load(recipe: Recipe, option: Path | None) -> QuestionData:
+def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> QuestionData:
     """Read, split, draw and encode the questions of a recipe.
 
     Args:
         recipe: sizes, windows, split.
         option: folder named by the user, of the files or of folders named squad and gpt2_bpe; None looks where the
             environment says, and in data/.
+        vectors: file of pretrained token vectors of the model's width.
 
     Raises:
-        DataError: a file is missing or not as published; no question, or none to select by, is left.
+        DataError: a file is missing or not as published; no question, or none to select by, is left; vectors of another width.
     """
     folder, pairs = data_folder(option, "squad"), data_folder(option, "gpt2_bpe")
     train_file, dev_file = (find_published(folder, file) for file in source("squad").files)
@@ -69,12 +75,12 @@ def load(recipe: Recipe, option: Path | None) -> QuestionData:
     notes = [*more, *more_dev]
     if recipe.chosen_by == "articles":
         train, held = split_by_article(every)
-        selection, evaluated = draw(held, recipe.selection, recipe.drawn), recipe.evaluated
+        selection = draw(held, recipe.selection, recipe.drawn)
         untitled = sum(not one.title for one in every)
         if untitled:
             notes.append(f"{untitled:,} training questions name no article: each paragraph of theirs counts as one")
     else:
-        train, selection, evaluated = every, dev[: recipe.selection], recipe.evaluated
+        train, selection = every, dev[: recipe.selection]
     for name, part in (("train on", train), ("select by", selection)):
         if not part:
             raise DataError(f"{train_file} leaves no question to {name}; take the file as published")
@@ -83,12 +89,24 @@ def load(recipe: Recipe, option: Path | None) -> QuestionData:
     notes.append(f"{len(drawn):,} of {len(train):,} training questions drawn, {len(measured):,} of {len(dev):,} of dev")
     encoded = [
         _encode(recipe, part, vocabulary, windows)
-        for part, windows in ((drawn, recipe.windows), (selection, evaluated), (measured, evaluated))
+        for part, windows in (
+            (drawn, recipe.windows),
+            (selection, recipe.evaluated),
+            (measured, recipe.evaluated),
+            (drawn[: recipe.learned], recipe.windows),
+        )
     ]
-    for name, prompts in zip(SPLITS, encoded, strict=True):
+    for name, prompts in zip(SPLITS, encoded, strict=False):
         notes += [f"{name}: {line}" for line in prompts.left_out.lines()]
     sums = {**checksums(folder, "squad"), **checksums(pairs, "gpt2_bpe")}
-    return QuestionData(*encoded, vocabulary, tuple(notes), sums)
+    rows = None if vectors is None else load_vectors(vectors, vocabulary)
+    if rows is not None:
+        if rows.shape[1] != recipe.d_model:
+            raise DataError(
+                f"{vectors} has {rows.shape[1]} numbers a word, the model {recipe.d_model}; take another file"
+            )
+        notes.append(f"{np.isfinite(rows).all(1).sum():,} of {len(rows):,} tokens begin at a vector of {vectors}")
+    return QuestionData(*encoded, vocabulary, tuple(notes), sums, rows)
 
 
 def _asked(path: Path) -> tuple[tuple[Question, ...], list[str]]:

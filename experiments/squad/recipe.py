@@ -12,8 +12,6 @@ from qkdyn.transformer_config import TransformerConfig
 
 # One-cycle schedule as published: 1,000 updates of warm-up of a cycle of 2 x 65,590, of which only half is run.
 CYCLE, WARMUP = 2.0, 1000 / 65_590
-# The published edges of the heat maps' axes, and the threshold of AC and ACMC.
-EDGES, CONFIDENT = (0.0, 0.05, 0.1, 0.5, 1.001), 0.1
 _SHA256 = re.compile(r"|[0-9a-f]{64}")
 
 
@@ -32,6 +30,7 @@ class Recipe:
         questions: training questions that are drawn; all there are where they are fewer.
         dev: dev questions that are measured, drawn likewise.
         selection: questions by which epochs are chosen.
+        learned: training questions that are read beside these.
         chosen_by: "articles": questions on a tenth of the training articles, which are not trained on; "dev": the first dev
             questions, as published.
         windows: part of a paragraph that training shows, see `qkdyn.text.windows`.
@@ -45,6 +44,7 @@ class Recipe:
         smoothing: of the labels.
         cycle: length of the schedule's cycle, in runs.
         warmup: share of a run's updates until the largest rate.
+        by_length: updates of questions of similar length; else a uniform shuffle, as published.
         bfloat16: products in bfloat16.
         vectors: SHA-256 of the file of pretrained token vectors; empty for none.
         most: tokens of an answer that are written at most.
@@ -62,6 +62,7 @@ class Recipe:
     questions: int = 60_000
     dev: int = 10_570
     selection: int = 300
+    learned: int = 200
     chosen_by: str = "articles"
     windows: str = "random"
     evaluated: str = "question"
@@ -74,6 +75,7 @@ class Recipe:
     smoothing: float = 0.1
     cycle: float = CYCLE
     warmup: float = WARMUP
+    by_length: bool = True
     bfloat16: bool = False
     vectors: str = ""
     most: int = ANSWER
@@ -81,7 +83,7 @@ class Recipe:
     share: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("questions", "dev", "selection", "batch", "micro", "size", "most"):
+        for name in ("questions", "dev", "selection", "learned", "batch", "micro", "size", "most"):
             check_count(name, getattr(self, name))
         check_count("drawn", self.drawn, minimum=0)
         for name in ("warmup", "residual", "share", "smoothing"):
@@ -95,7 +97,7 @@ class Recipe:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 reject(name, getattr(self, name), "one of " + ", ".join(values))
-        for name in ("keep_cue", "bfloat16"):
+        for name in ("keep_cue", "by_length", "bfloat16"):
             if not isinstance(getattr(self, name), bool):
                 reject(name, getattr(self, name), "True or False")
         if self.d_model % check_count("n_heads", self.n_heads):

@@ -1,0 +1,245 @@
+"""A verdict for each protocol, written from the numbers: what the arms answer, where they look, and what is due to what."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from experiments.squad.arms import SCALES, Protocol
+from experiments.squad.published import compared_frame
+from experiments.squad.readings import by_arm, seeds_of, whole
+from experiments.squad.tables import compared, title, uniform
+from experiments.text.claims import Estimate, change, estimate, judged, told
+from experiments.text.readings import Record, matched_level, values
+from qkdyn.figures.squad import label
+from qkdyn.metrics.intervals import confidence_interval
+from qkdyn.metrics.paired import factorial_effects
+
+Found = Mapping[str, Record]
+NAMES = {
+    "f1": "F1",
+    "loss": "loss",
+    "entropy": "entropy of the rollout",
+    "head_entropy": "mean entropy of the heads",
+    "mass": "MRTA",
+    "ac": "AC",
+    "comprehensiveness": "comprehensiveness",
+    "sufficiency": "sufficiency",
+}
+UNITS = {"entropy": " nats", "head_entropy": " nats", "ac": "%", "loss": " nats"}
+# The published contrast and the arms between: every rate a tenth, then QK x20.
+BASE, SLOW, FAST, DOSED, EQUAL = "base", "slow", "slow-qk20", "base-qk20", "base-qk2"
+PUBLISHED = ("f1_first", "mass", "ac", "acmc_unspaced", "comprehensiveness", "sufficiency")
+
+
+def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
+    """The verdict as Markdown: a title and one line for each thing that is said.
+
+    Args:
+        records: of finished runs.
+        protocol: theirs.
+        name: of the protocol, for the title.
+    """
+    arms = by_arm(records, protocol)
+    found, seeds = {record["arm"]["name"]: record for record in arms}, seeds_of(arms)
+    said = [*_scale(protocol), *_answers(arms), *_diverged(arms)]
+    if protocol.published:
+        said += _beside_published(arms, protocol)
+    said += [line for _, there in compared(arms, protocol) for line in _pairs(there)]
+    said += _as_published(found) + _crossed(found) + _equal(found) + _longer(arms)
+    said += [f"Data: {'; '.join(records[0]['notes'])}."]
+    head = (
+        f"**{title(records, protocol, name)}**: {len(records)} of {len(protocol.runs)} runs, {seeds} "
+        f"{'seed' if seeds == 1 else 'seeds'}; dev at each run's best epoch, unless said."
+    )
+    head += (
+        " One run has no interval, and no difference can be told from chance."
+        if seeds == 1
+        else " Brackets are 95% intervals over seeds, of differences those of pairs of runs of one seed."
+    )
+    return "\n".join([head, "", *(f"- {line}" for line in dict.fromkeys(said))]) + "\n"
+
+
+def _scale(protocol: Protocol) -> list[str]:
+    """What a small model on a subset can show, and what it cannot."""
+    full = SCALES["full"]
+    if protocol.recipe.d_model >= 300 and protocol.arms[0].epochs >= full.epochs:
+        return []
+    return [
+        f"This is not the published model (6 layers of width 300, 50,257 tokens, 60,000 questions, {full.epochs} epochs or "
+        "more): it shows that the pipeline runs, and what the arms do in so short a time, not whether the published claim "
+        "holds. --scale full is the published size."
+    ]
+
+
+def _answers(arms: Sequence[Record]) -> list[str]:
+    """Whether the arms answer better than what needs no model."""
+    known = arms[0]["baselines"]
+    best = max((n for n in known if known[n].get("f1") is not None), key=lambda n: known[n]["f1"], default=None)
+    cheap = min((n for n in known if known[n].get("loss") is not None), key=lambda n: known[n]["loss"], default=None)
+    scores = {record["arm"]["name"]: estimate(values(record, "best", "dev", "f1")) for record in arms}
+    losses = {record["arm"]["name"]: estimate(values(record, "best", "dev", "loss")) for record in arms}
+    line = "F1 on dev: " + ", ".join(
+        f"{label(record['arm'])} {told(scores[record['arm']['name']], sign=False)}" for record in arms
+    )
+    if best is not None:
+        floor = known[best]["f1"]
+        above = [
+            name for name, score in scores.items() if (score.low if np.isfinite(score.low) else score.mean) > floor
+        ]
+        verb = (
+            f"{len(above)} of {len(scores)} arms answer better than that"
+            if above
+            else "no arm answers better than that"
+        )
+        line += f"; without a model, {best.replace('_', ' ')} gives {floor:.3f}: {verb}"
+    lines = [line + "."]
+    if cheap is not None:
+        own = ", ".join(f"{label(r['arm'])} {told(losses[r['arm']['name']], sign=False)}" for r in arms)
+        lines.append(
+            f"Loss on dev, nats per token of the answer: {own}; {cheap.replace('_', ' ')} gives {known[cheap]['loss']:.3f}."
+        )
+    return lines
+
+
+def _diverged(arms: Sequence[Record]) -> list[str]:
+    said = []
+    for record in arms:
+        count = sum(run["diverged_at"] is not None for run in record["runs"])
+        if count:
+            said.append(
+                f"{label(record['arm'])}: {count} of {len(record['runs'])} runs diverged; what was before is kept."
+            )
+    return said
+
+
+def _told(name: str, found: Estimate) -> str:
+    return f"{NAMES[name]} {told(found)}{UNITS.get(name, '')}"
+
+
+def contrast(other: Record, first: Record, reading: str = "best", split: str = "dev", level: float = np.nan) -> str:
+    """Whether attention is sharper, and whether more of it is on the answer, apart; then answers and faithfulness."""
+    each = {name: change(other, first, name, reading, split, level) for name in NAMES}
+    entropy, mass = each["entropy"], each["mass"]
+    if not np.isfinite(entropy.mean):
+        return "cannot be read there"
+    sharpness = f"{_told('entropy', entropy)}, {_told('head_entropy', each['head_entropy'])}"
+    relevance = f"{_told('mass', mass)}, {_told('ac', each['ac'])}"
+    faithful = [name for name in ("comprehensiveness", "sufficiency") if np.isfinite(each[name].mean)]
+    rest = ", ".join(_told(name, each[name]) for name in ("f1", "loss", *faithful))
+    if not np.isfinite(entropy.low):
+        return f"cannot be judged without an interval ({sharpness}; {relevance}; {rest})"
+    sharp = judged(entropy, "is flatter", "is sharper", "is not sharper or flatter that could be told")
+    more = judged(
+        mass, "puts more on the answer", "puts less on the answer", "puts no more on the answer that could be told"
+    )
+    answers = judged(each["f1"], "answers are better", "answers are worse", "answers are no better that could be told")
+    return f"{sharp} ({sharpness}), {more} ({relevance}); {answers} ({rest})"
+
+
+def _ends(record: Record) -> str:
+    """Where attention of an arm ends, beside what uniform attention would give."""
+
+    def beside(name: str) -> str:
+        flat, unit = uniform(record, "best", "dev", name), UNITS.get(name, "")
+        own = told(estimate(values(record, "best", "dev", name)), sign=False)
+        return f"{NAMES[name]} {own}{unit}" + (f" (uniform {flat:.3f})" if np.isfinite(flat) else "")
+
+    return ", ".join(beside(name) for name in ("entropy", "head_entropy", "mass", "ac"))
+
+
+def _pairs(there: Sequence[Record]) -> list[str]:
+    """The arms of a comparison beside its first."""
+    first, level = there[0], matched_level(there)
+    said = [f"{label(record['arm'])} ends at {_ends(record)}." for record in there]
+    for other in there[1:]:
+        who = f"{label(other['arm'])} beside {label(first['arm'])}"
+        said.append(f"{who}: attention {contrast(other, first)}.")
+        if np.isfinite(level):
+            matched = contrast(other, first, "matched", "selection", level)
+            said.append(f"{who}, where the training loss is {level:.2f} (selection questions): attention {matched}.")
+    return said
+
+
+def _as_published(found: Found) -> list[str]:
+    """The published contrast, and what of it is every rate a tenth, and what QK x20."""
+    if any(name not in found for name in (BASE, SLOW, FAST)):
+        return []
+    said = []
+    for name in ("entropy", "mass", "ac", "f1", "loss"):
+        total, rates, qk = (
+            change(found[b], found[a], name, "best", "dev") for a, b in ((BASE, FAST), (BASE, SLOW), (SLOW, FAST))
+        )
+        said.append(f"{_told(name, total)}, of it {told(rates)} by every rate a tenth and {told(qk)} by QK x20")
+    return [
+        "The published arms differ in two things: the faster one has a tenth of every rate and QK x20, so that its QK rate is "
+        f"twice the baseline's and its OV rate a tenth. Together: {'; '.join(said)}."
+    ]
+
+
+def _crossed(found: Found) -> list[str]:
+    """QK x20 and the base rate as a factorial."""
+    cells = ((SLOW, FAST), (BASE, DOSED))
+    if any(name not in found for row in cells for name in row):
+        return []
+    said = []
+    for name in ("entropy", "mass", "ac", "f1"):
+        own = np.array([[values(found[cell], "best", "dev", name) for cell in row] for row in cells])
+        effects = factorial_effects(own, ("rate", "QK"))
+        each = {
+            which: Estimate(*(float(part[i]) for part in effects.interval), own.shape[-1], own.shape[-1])
+            for i, which in enumerate(effects.names)
+        }
+        said.append(
+            f"{NAMES[name]}: QK x20 {told(each['QK'])}, every rate x10 {told(each['rate'])}, together beyond their sum "
+            f"{told(each['rate x QK'])}"
+        )
+    return [f"Main effects over both base rates and both QK multipliers: {'; '.join(said)}."]
+
+
+def _equal(found: Found) -> list[str]:
+    """Equal QK rates, other rates ten times apart."""
+    if any(name not in found for name in (EQUAL, FAST)):
+        return []
+    return [
+        f"At an equal QK rate (1e-3), a tenth of every other rate ({label(found[FAST]['arm'])} beside "
+        f"{label(found[EQUAL]['arm'])}): attention {contrast(found[FAST], found[EQUAL])}."
+    ]
+
+
+def _longer(arms: Sequence[Record]) -> list[str]:
+    """The last epoch beside the best one."""
+    said = []
+    for record in whole(arms):
+        end, best = (values(record, reading, "dev", "mass") for reading in ("end", "best"))
+        f1 = estimate(*(values(record, reading, "dev", "f1") for reading in ("end", "best")))
+        epochs = [run["best"].get("epoch") for run in record["runs"] if run["best"]]
+        said.append(
+            f"{label(record['arm'])} (best epochs {', '.join(map(str, epochs))} of {record['arm']['epochs']}) MRTA "
+            f"{told(estimate(end, best))}, F1 {told(f1)}"
+        )
+    return [f"After the last epoch instead of the best: {'; '.join(said)}."] if said else []
+
+
+def _beside_published(arms: Sequence[Record], protocol: Protocol) -> list[str]:
+    """The printed numbers beside ours, the main ones."""
+    frame = compared_frame(arms)
+    kept = frame.loc[frame["quantity"].isin(PUBLISHED) & (frame["split"] == "dev") & (frame["reading"] == "best")]
+    said = []
+    for arm in ("baseline", "faster"):
+        part = kept.loc[(kept["arm"] == arm) & ~kept["source"].str.startswith("Table")].drop_duplicates("quantity")
+        each = [f"{line.quantity} {line.ours:.3g} (printed {line.printed:.3g})" for line in part.itertuples()]
+        said += [f"The printed {arm} arm beside ours: {', '.join(each)}."] if each else []
+    overlap = [value for value in frame["intervals_overlap"] if value is not None]
+    if overlap:
+        said.append(f"Of {len(overlap)} printed numbers {sum(overlap)} have an interval that overlaps ours.")
+    same = {record["arm"]["name"]: record for record in arms}.get("same")
+    if same is not None:
+        fault, right = (
+            float(confidence_interval(values(same, "best", "dev", name)).mean)
+            for name in ("probability_unspaced", "probability")
+        )
+        said.append(
+            "Probabilities of the answer without the space before it, as published, are lower than those of the answer that "
+            f"is learned: {fault:.3f} instead of {right:.3f} on average."
+        )
+    return said
