@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from qkdyn.transformer_parts import wide
+
 
 @jax.custom_vjp
 def attend_few(
@@ -31,10 +33,10 @@ def attend_few(
 
 
 def _forward(direction, x, allowed, kept):
-    score = _dots(direction, x)
+    score = wide(_dots(direction, x))
     attention = jax.nn.softmax(score if allowed is None else jnp.where(allowed, score, -jnp.inf))
     weight = attention if kept is None else attention * kept
-    return (attention, weight @ x), (direction, x, attention, kept)
+    return (attention, weight.astype(x.dtype) @ x), (direction, x, attention, kept)
 
 
 def _backward(saved, cotangents):
@@ -44,6 +46,7 @@ def _backward(saved, cotangents):
     d_attention = d_attention + (d_weight if kept is None else d_weight * kept)
     d_score = attention * (d_attention - (attention * d_attention).sum(-1, keepdims=True))
     weight = attention if kept is None else attention * kept
+    d_score, weight = d_score.astype(x.dtype), weight.astype(x.dtype)
     d_x = jnp.concatenate([d_score, weight], 1).mT @ jnp.concatenate([direction, d_mean], 1)
     return d_score @ x, d_x, None, None
 

@@ -25,6 +25,7 @@ from qkdyn.transformer_parts import (
     queries_of,
     split,
     values_of,
+    wide,
     written,
 )
 
@@ -151,7 +152,7 @@ def head(params: Tree, config: TransformerConfig, x: Float[Array, "B Q d"]) -> F
         logits = jnp.einsum("bqd,md->bqm", x, params["embed"]["W_E"])
     else:
         logits = jnp.einsum("bqd,dm->bqm", x, params["head"]["W_U"])
-    return plus(logits, params["head"].get("b_U"))
+    return plus(wide(logits), params["head"].get("b_U"))
 
 
 def _block(
@@ -212,5 +213,5 @@ def _attend(
         mixed = jnp.einsum("bhqd,hde->bhqe", mean.reshape(B, H, Q, d), layer["ov"]["W_V"])
     else:
         attention, mixed = attend(q, keys_of(layer, x), values_of(layer, x), allowed, kept)
-    total = None if kept is None else (attention * kept).sum(-1, keepdims=True)
+    total = None if kept is None else (attention * kept).sum(-1, keepdims=True).astype(x.dtype)
     return written(layer, mixed, total), attention

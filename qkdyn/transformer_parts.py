@@ -1,4 +1,8 @@
-"""The parts of a transformer's layer: of the model that reads whole texts and of decoding, which keeps keys and values."""
+"""The parts of a transformer's layer: of the model that reads whole texts and of decoding, which keeps keys and values.
+
+Computed in the precision of the parameters, but for the statistics of LayerNorm, softmax and the logits, which are in float32
+at least.
+"""
 
 from typing import Any
 
@@ -18,9 +22,9 @@ def normed(params: Tree, config: TransformerConfig, name: str, x: Float[Array, "
     if config.layer_norm == "none":
         return x
     norm = params["rest"]
-    centred = x - x.mean(-1, keepdims=True)
+    centred = wide(x) - wide(x).mean(-1, keepdims=True)
     scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + _EPSILON)
-    return plus(scaled * norm[f"g_{name}"][None, None], norm.get(f"b_{name}"))
+    return plus(scaled.astype(x.dtype) * norm[f"g_{name}"][None, None], norm.get(f"b_{name}"))
 
 
 def queries_of(layer: Tree, config: TransformerConfig, rows: Float[Array, "B Q d"]) -> Float[Array, "B H Q dh"]:
@@ -49,10 +53,10 @@ def attend(
     kept: Float[Array, "B H Q T"] | None = None,
 ) -> tuple[Float[Array, "B H Q T"], Float[Array, "B H Q dh"]]:
     """Attention, and the mean of the values weighted by it, times `kept` where there is dropout."""
-    score = jnp.einsum("bhqe,bhte->bhqt", q, keys)
+    score = wide(jnp.einsum("bhqe,bhte->bhqt", q, keys))
     attention = jax.nn.softmax(score if allowed is None else jnp.where(allowed, score, -jnp.inf))
     weight = attention if kept is None else attention * kept
-    return attention, jnp.einsum("bhqt,bhte->bhqe", weight, values)
+    return attention, jnp.einsum("bhqt,bhte->bhqe", weight.astype(values.dtype), values)
 
 
 def written(
@@ -107,6 +111,11 @@ def picked(x: Float[Array, "B T d"], queries: Int[Array, "B Q"]) -> Float[Array,
 def plus(x: Float[Array, "B Q n"], bias: Float[Array, " n"] | None) -> Float[Array, "B Q n"]:
     """A bias added, if there is one."""
     return x if bias is None else x + bias[None, None]
+
+
+def wide(x: Array) -> Array:
+    """In float32, unless in more."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def split(key: Key[Array, ""] | None, count: int) -> list[Any]:

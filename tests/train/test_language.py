@@ -1,6 +1,8 @@
 """The loss at labelled positions against the whole head, and label smoothing by its definition."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -35,11 +37,8 @@ LABELLED = [(0, np.array([[2]]), np.array([[4]])), (1, np.array([[3, 4]]), np.ar
 
 
 # Compiled quickly, not to be fast.
-quick = functools.partial(
-    jax.jit,
-    static_argnums=1,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
-)
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+quick = functools.partial(jax.jit, static_argnums=1, compiler_options=QUICK)
 
 
 def drawn(config):
@@ -89,3 +88,17 @@ def test_a_head_of_its_own_without_biases(x64):
     loss = quick(language_loss)(params, OWN, TOKENS, LENGTH, QUERIES, ROW, LABEL, WEIGHT)
     wanted = [reference.loss(params, OWN, TOKENS[b : b + 1], LENGTH[b : b + 1], q, y) for b, q, y in LABELLED]
     assert loss == pytest.approx((wanted[0] + 2 * wanted[1]) / 3, rel=1e-12)
+
+
+def test_bfloat16_is_the_same_roughly_and_stays_bfloat16(x64):
+    """The loss is in float32 and near, gradients are near, and no product of the model is in float32."""
+    params = jax.tree.map(lambda leaf: leaf / 3, drawn(TIED))
+    half = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), params)
+    (loss, found), (wanted, right) = (ours(p, TIED, 0.1, WEIGHT) for p in (half, params))
+    assert loss.dtype == jnp.float32 and loss == pytest.approx(float(wanted), rel=0.02)
+    flat = lambda tree: np.concatenate([np.float32(leaf).ravel() for leaf in jax.tree.leaves(tree)])  # noqa: E731
+    assert np.linalg.norm(flat(found) - flat(right)) < 0.05 * np.linalg.norm(flat(right))
+    dropped = dataclasses.replace(TIED, dropout=0.1)
+    slope = jax.grad(lambda p, key: language_loss(p, dropped, TOKENS, LENGTH, QUERIES, ROW, LABEL, WEIGHT, key=key))
+    products = re.findall(r"(\w+)\[[^]]*\] = dot_general", str(jax.make_jaxpr(slope)(half, jax.random.key(0))))
+    assert set(products) == {"bf16"}
