@@ -27,7 +27,7 @@ def replaced(monkeypatch):
     heard = []
     made_records.instead(monkeypatch, heard)
     monkeypatch.setattr(table1.tables, "frames", lambda records, protocol: {})
-    monkeypatch.setattr(table1.tables, "show", lambda records, protocol: None)
+    monkeypatch.setattr(table1.tables, "show", lambda *rest: None)
     monkeypatch.setattr(table1, "verdict", lambda records, protocol, name: f"{len(records)} arms")
     protocol = arms.Protocol(SMALL, (ARMS,), (arms.Comparison("quick", ("baseline", "qk30")),), limit=9)
     monkeypatch.setitem(table1.PROTOCOLS, "quick", table1.Config(protocol))

@@ -118,13 +118,13 @@ def quick() -> Protocol:
 
 
 def tuning(protocol: Protocol) -> Protocol:
-    """The published tuning in a protocol's model: a group of base rates, and for each rate one of QK multipliers.
+    """The published tuning of a protocol's first arm: a group of base rates, and for each rate one of QK multipliers.
 
-    Of the latter only the group of the chosen rate is trained. As long as the protocol's first arm.
+    Of the latter only the group of the chosen rate is trained.
     """
-    epochs = protocol.groups[0][0].epochs
-    rates = tuple(TextArm(f"rate-{rate:g}", epochs, rate) for rate in RATES)
-    faster = (tuple(TextArm(f"{arm.name}-qk{r:g}", epochs, arm.rate, qk=r) for r in MULTIPLIERS) for arm in rates)
+    first = protocol.groups[0][0]
+    rates = tuple(replace(first, name=f"rate-{rate:g}", rate=rate) for rate in RATES)
+    faster = (tuple(replace(arm, name=f"{arm.name}-qk{r:g}", qk=r) for r in MULTIPLIERS) for arm in rates)
     return replace(protocol, groups=(rates, *faster), comparisons=())
 
 

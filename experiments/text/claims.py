@@ -27,6 +27,10 @@ def names_of(called: Called) -> dict[str, str]:
         "ac_all": "AC",
         "acmc_all": "ACMC",
         "accuracy": f"accuracy{every}",
+        "accuracy@0": "accuracy without attractors",
+        "accuracy@1+": "accuracy with attractors",
+        "subject@1+": "attention on the subject with attractors",
+        "attractor@1+": "attention on attractors",
         "comprehensiveness": f"comprehensiveness{every}",
         "sufficiency": f"sufficiency{every}",
     }

@@ -22,7 +22,7 @@ from experiments.records import (
 )
 from experiments.text import arms, tables, tune
 from experiments.text.arms import Protocol
-from experiments.text.readings import Record
+from experiments.text.readings import QUANTITIES, Quantity, Record
 from experiments.text.schema import check_record
 from experiments.text.task import Task
 from experiments.text.train import train_group
@@ -92,17 +92,21 @@ class Experiment:
         task: the data set.
         called: what its instances are.
         prog: the command, as its help shows it.
-        tables: (records, protocol, name of the protocol) -> tables by the name of their file, and the verdict.
+        read_off: (records, protocol, name of the protocol) -> tables by the name of their file, and the verdict.
         draw: (compared arms by the name of the comparison, tables, folder) -> figures.
         tuned: base rate and multiplier of QK that were published, and by what they are chosen.
+        quantities: all that is read off records.
+        shown: names of those that are printed.
     """
 
     task: Task
     called: Called
     prog: str
-    tables: Callable[[Sequence[Record], Protocol, str], tuple[Frames, str]]
+    read_off: Callable[[Sequence[Record], Protocol, str], tuple[Frames, str]]
     draw: Callable[[Sequence[tuple[str, Sequence[Record]]], Frames, Path], list[Path]]
     tuned: tune.Published
+    quantities: Sequence[Quantity] = QUANTITIES
+    shown: Sequence[str] = tables.SHOWN
 
 
 def run(experiment: Experiment, protocol: Protocol, options: TextOptions, arguments: Sequence[str]) -> int:
@@ -141,7 +145,7 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
             digest=digest(protocol),
         )
         files.append(write_manifest(record, folder))
-    tables.show(records, protocol)
+    tables.show(records, protocol, experiment.quantities, experiment.shown)
     print((folder / "verdict.md").read_text())
     print("\n".join(map(str, files)))
     return 0
@@ -231,7 +235,7 @@ def finished(protocol: Protocol, folder: Path) -> list[Record]:
 
 def draw(experiment: Experiment, records: Sequence[Record], protocol: Protocol, name: str, folder: Path) -> list[Path]:
     """Tables, figures and verdict of all finished arms."""
-    frames, said = experiment.tables(records, protocol, name)
+    frames, said = experiment.read_off(records, protocol, name)
     retract(folder)
     files = [
         write_text(folder / f"{name}.csv", frame.to_csv(index=False, float_format="%.5g"))

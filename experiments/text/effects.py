@@ -7,15 +7,17 @@ import numpy as np
 import pandas as pd
 
 from experiments.text.arms import Comparison
-from experiments.text.readings import MAIN, READINGS, Record, matched_level, values
+from experiments.text.readings import MAIN, READINGS, Quantity, Record, matched_level, values
 from qkdyn.metrics.intervals import Interval, confidence_interval
 from qkdyn.metrics.paired import factorial_effects, paired_difference
 
 KINDS = ("total", "alone", "last", "main", "interaction", "share")
 
 
-def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataFrame:
-    """One row for each reading, split, main quantity, kind of effect and factor, with its interval over seeds.
+def effects_frame(
+    records: Sequence[Record], comparison: Comparison, quantities: Sequence[Quantity] = MAIN
+) -> pd.DataFrame:
+    """One row for each reading, split, quantity, kind of effect and factor, with its interval over seeds.
 
     Kinds: total, all factors against none; alone, a factor against none; last, all against all but it; main, the mean over
     the others' levels; interaction, of two, half of what one changes in the effect of the other; share, a part of the
@@ -27,7 +29,7 @@ def effects_frame(records: Sequence[Record], comparison: Comparison) -> pd.DataF
     if any(name not in found for name in comparison.arms):
         return pd.DataFrame()
     level, names = matched_level(records), comparison.factors
-    cases = list(product(READINGS, ("validation", "test"), MAIN))
+    cases = list(product(READINGS, ("validation", "test"), quantities))
     results = np.stack(
         [
             cells({name: values(found[name], reading, split, quantity.name, level) for name in comparison.arms}, names)

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from qkdyn.figures.text_records import FLOORS, Run, as_numbers, measured, of_posts, over_epochs
+from qkdyn.figures.text_records import (
+    FLOORS,
+    Run,
+    as_numbers,
+    measured,
+    of_posts,
+    over_attractors,
+    over_epochs,
+    value_of,
+)
 from qkdyn.metrics.curves import area
 
 Record = Mapping[str, Any]
@@ -127,7 +136,7 @@ def number(run: Run, reading: str, split: str, name: str) -> float:
     if name.endswith("_area"):
         heights = known.get(name.replace("_area", "_curve"))
         return float(area(np.array(heights, float))) if heights and None not in heights else np.nan
-    return _known(known.get(name))
+    return _known(value_of(known, name))
 
 
 def values(record: Record, reading: str, split: str, name: str, level: float = np.nan) -> np.ndarray:
@@ -137,9 +146,13 @@ def values(record: Record, reading: str, split: str, name: str, level: float = n
         record: of an arm.
         reading: one of `READINGS`.
         split: train, validation or test.
-        name: a quantity, or what stands beside one: its uniform value, or position_auprc.
+        name: a quantity, one over sentences of some numbers of attractors ("accuracy@1+", see `value_of`), or what stands
+            beside one: its uniform value, or position_auprc.
         level: training loss, for the reading "matched".
     """
+    if name.startswith("uniform_") and "@" in name:
+        flat = over_attractors((record.get("baselines") or {}).get(split) or (), name)
+        return np.full(len(record["runs"]), _known(flat))
     if reading != "matched":
         return np.array([number(run, reading, split, name) for run in record["runs"]])
     # What depends on the posts alone is with the last epoch; ACMC of uniform attention has the run's probabilities.

@@ -18,7 +18,7 @@ FIRST_HEAD = "dtap_first_head"
 CELLS = tuple((attractors, label) for attractors in range(MOST + 1) for label in WHICH)
 IN_CELL = ("n", "n_known", "accuracy", *PLACES, "elsewhere")
 RULES = ("majority", "subject", "inverse")
-BASELINES = ("n", *RULES, *(f"uniform_{name}" for name in (*PLACES, "elsewhere")))
+BASELINES = ("n", "n_known", *RULES, *(f"uniform_{name}" for name in (*PLACES, "elsewhere")))
 # Over the record's thresholds; those of other quantities over its shares.
 CURVES = ("ac_curve", "acmc_curve", "uniform_ac_curve", "uniform_acmc_curve")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.text.arms import Comparison, Protocol
 from experiments.text.effects import effects_frame
-from experiments.text.readings import NAMED, QUANTITIES, READINGS, SPLITS, Record, matched_level, values
+from experiments.text.readings import QUANTITIES, READINGS, SPLITS, Quantity, Record, matched_level, values
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import paired_difference
 from qkdyn.results.summary import mean_and_sd
@@ -39,17 +39,21 @@ def compared(records: Sequence[Record], protocol: Protocol) -> list[tuple[Compar
     return [(own, there) for own, there in found if there]
 
 
-def frames(records: Sequence[Record], protocol: Protocol) -> dict[str, pd.DataFrame]:
-    """All tables by the name of their file."""
-    long = summary_frame(records, protocol)
-    found = {"summary": long, "table": short_frame(long), "costs": costs_frame(records)}
+def frames(
+    records: Sequence[Record], protocol: Protocol, quantities: Sequence[Quantity] = QUANTITIES
+) -> dict[str, pd.DataFrame]:
+    """All tables of these quantities by the name of their file."""
+    long, main = summary_frame(records, protocol, quantities), [own for own in quantities if own.main]
+    found = {"summary": long, "table": short_frame(long, main), "costs": costs_frame(records)}
     for comparison, there in compared(records, protocol):
         if comparison.name == "factorial":
-            found["effects"] = effects_frame(there, comparison)
+            found["effects"] = effects_frame(there, comparison, main)
     return found
 
 
-def summary_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
+def summary_frame(
+    records: Sequence[Record], protocol: Protocol, quantities: Sequence[Quantity] = QUANTITIES
+) -> pd.DataFrame:
     """One row for each comparison, arm, reading, split and quantity.
 
     Mean, standard deviation and 95% interval (Student, over `seeds` runs), what uniform attention, a random ranking and one by
@@ -64,7 +68,7 @@ def summary_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFrame
             for split in SPLITS[reading]:
                 head = {"comparison": comparison.name, "arm": record["arm"]["name"], "reading": reading}
                 head |= {"split": split, "loss_level": level if reading == "matched" else np.nan}
-                for line, own, theirs in _lines(record, first, reading, split, level):
+                for line, own, theirs in _lines(record, first, reading, split, level, quantities):
                     heads.append(head | line)
                     found.append((own, theirs))
     if not found:
@@ -79,10 +83,10 @@ def summary_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFrame
 
 
 def _lines(
-    record: Record, first: Record | None, reading: str, split: str, level: float
+    record: Record, first: Record | None, reading: str, split: str, level: float, quantities: Sequence[Quantity]
 ) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray]]:
     """Each quantity that is known: what it is and stands beside, and its values of this arm and of the first, (seeds,)."""
-    for quantity in QUANTITIES:
+    for quantity in quantities:
         own = values(record, reading, split, quantity.name, level)
         if not np.isfinite(own).any():
             continue
@@ -105,17 +109,17 @@ def mean_of(own: np.ndarray) -> float:
     return float(mean_and_sd(np.asarray(own, float))[0])
 
 
-def short_frame(long: pd.DataFrame) -> pd.DataFrame:
-    """One row for each comparison, arm, reading and split: the main quantities with half their intervals' widths.
+def short_frame(long: pd.DataFrame, main: Sequence[Quantity]) -> pd.DataFrame:
+    """One row for each comparison, arm, reading and split: the `main` quantities with half their intervals' widths.
 
     Beside each what uniform attention and position alone would give, and the difference from the first arm.
     """
-    keys = list(KEYS)
+    keys, names = list(KEYS), {quantity.name for quantity in main}
     rows = []
     for key, part in long.groupby(keys, sort=False, dropna=False):
         row = dict(zip(keys, key, strict=True)) if isinstance(key, tuple) else {}
         lines: list[Any] = list(part.itertuples(index=False))
-        for line in (line for line in lines if NAMED[line.quantity].main):
+        for line in (line for line in lines if line.quantity in names):
             name = line.quantity
             row |= {name: line.mean, f"{name}_ci": line.high - line.mean}
             for beside in BESIDE:
@@ -153,17 +157,23 @@ def _last(run: dict[str, Any]) -> float:
     return np.nan if not losses or losses[-1] is None else float(losses[-1])
 
 
-def show(records: Sequence[Record], protocol: Protocol) -> None:
-    """Print the main quantities of each comparison after the last epoch, on the test split."""
+def show(
+    records: Sequence[Record],
+    protocol: Protocol,
+    quantities: Sequence[Quantity] = QUANTITIES,
+    names: Sequence[str] = SHOWN,
+) -> None:
+    """Print those of the quantities that have these names, of each comparison after the last epoch, on the test split."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 140)
-    long = summary_frame(records, protocol)
+    known = {quantity.name: quantity for quantity in quantities}
+    shown = [known[name] for name in names]
+    long = summary_frame(records, protocol, shown)
     for comparison, there in compared(records, protocol):
         out = Table(title=f"{comparison.name}: test split after the last epoch, mean ± half of the 95% interval")
         out.add_column("arm")
-        shown = [NAMED[name] for name in SHOWN]
         for quantity in shown:
             out.add_column(quantity.short, justify="right")
         part = long.loc[

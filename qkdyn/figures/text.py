@@ -10,7 +10,17 @@ import numpy as np
 
 from qkdyn.errors import InputError
 from qkdyn.figures import canvas
-from qkdyn.figures.text_records import POSTS, Called, as_numbers, measured, of_posts, over_epochs
+from qkdyn.figures.text_records import (
+    POSTS,
+    SENTENCES,
+    Called,
+    as_numbers,
+    measured,
+    of_posts,
+    over_attractors,
+    over_epochs,
+    value_of,
+)
 from qkdyn.metrics.dtap import mean_and_std
 from qkdyn.metrics.intervals import confidence_interval
 
@@ -40,6 +50,15 @@ DOTS, DASHDOTS = (0, (1, 1.5)), (0, (5, 2, 1, 2))
 def panels(called: Called) -> tuple[tuple[str, str, str | None], ...]:
     """Quantity, label, name of its uniform value; what is sharper comes before what is sharper on the relevant tokens."""
     every, marked = f"all {called.every}", called.marked
+    last: tuple[tuple[str, str, str | None], ...] = (
+        ("comprehensiveness", f"faithful: comprehensiveness,\n{every}", None),
+        ("sufficiency", f"faithful: sufficiency,\n{every}", None),
+    )
+    if called == SENTENCES:
+        last = (
+            ("accuracy@1+", "accuracy, sentences with\nnouns of the other number between", None),
+            ("attractor@1+", "attention on these nouns", "uniform_attractor@1+"),
+        )
     return (
         ("accuracy", f"accuracy, {every}", None),
         ("entropy_marked", f"sharper: entropy, nats,\n{marked}", "uniform_entropy_marked"),
@@ -47,8 +66,7 @@ def panels(called: Called) -> tuple[tuple[str, str, str | None], ...]:
         ("head_entropy", f"sharper: mean entropy of the heads,\nnats, {every}", "uniform_entropy"),
         ("mrta", f"on the relevant tokens: MRTA,\n{marked}", "uniform_mrta"),
         ("auprc", f"on the relevant tokens: AUPRC,\n{marked}", "uniform_auprc"),
-        ("comprehensiveness", f"faithful: comprehensiveness,\n{every}", None),
-        ("sufficiency", f"faithful: sufficiency,\n{every}", None),
+        *last,
     )
 
 
@@ -283,7 +301,7 @@ def draw_dose(groups: Groups, called: Called = POSTS, split: str = "test") -> "m
 def _points(
     axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, colour: str, marker: str, line: Any
 ) -> None:
-    found = [as_numbers([measured(run, "end", split).get(name) for run in r["runs"]]) for r in records]
+    found = [as_numbers([value_of(measured(run, "end", split), name) for run in r["runs"]]) for r in records]
     kept = [(_ratio(r), confidence_interval(own)) for r, own in zip(records, found, strict=True)]
     if not kept:
         return
@@ -295,6 +313,11 @@ def _points(
 
 def beside(axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, uniform: str | None) -> None:
     """Lines for what uniform attention would give, and for AUPRC what a ranking by position would."""
+    if uniform is not None and "@" in uniform:
+        flat = over_attractors((records[0].get("baselines") or {}).get(split) or (), uniform)
+        if flat is not None:
+            axes.axhline(flat, color=canvas.INK, linewidth=1.0, linestyle=DOTS)
+        return
     floors = [of_posts(run, split) for record in records for run in record["runs"]]
     for key, dashes in ((uniform, DOTS), *([("position_auprc", DASHDOTS)] if name == "auprc" else [])):
         if key == "position_auprc":

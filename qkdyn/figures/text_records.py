@@ -1,6 +1,6 @@
 """What a run of a record says at a time, if it had not diverged by then."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,8 @@ import numpy as np
 
 Run = Mapping[str, Any]
 # Beginnings of the names of what is to be set beside a quantity.
+# Of attention on the words of a sentence.
+MASSES = ("subject", "attractor", "elsewhere")
 FLOORS = ("uniform_", "random_", "position_")
 
 
@@ -39,6 +41,42 @@ def measured(run: Run, reading: str, split: str) -> Mapping[str, Any]:
     if diverged is not None and known.get("epoch", np.inf) >= diverged:
         return {}
     return known.get(split) or {}
+
+
+def value_of(known: Mapping[str, Any], name: str) -> float | None:
+    """A quantity of what was measured; of "accuracy@1+" and the like that over sentences of so many attractors.
+
+    What stands after @ is a number of attractors (5 are 5 or more), "1+" for one or more of them, or "all".
+    """
+    return over_attractors(known.get("agreement") or (), name) if "@" in name else known.get(name)
+
+
+def over_attractors(
+    lines: Sequence[Mapping[str, Any]], name: str, label: str = "both", *, rule: bool = False
+) -> float | None:
+    """The mean of a quantity over the sentences of some numbers of attractors, of lines with one for each; None without any.
+
+    Masses of attention are means over the sentences of which it is known where attractors are; what is right by a `rule`,
+    even where it has the name of a mass, is one over all of them.
+    """
+    quantity, _, group = name.partition("@")
+    total = count = 0.0
+    for line in lines:
+        inside = group == "all" or (line["attractors"] >= 1 if group == "1+" else str(line["attractors"]) == group)
+        value = _in_line(line, quantity)
+        if inside and line["label"] == label and value is not None:
+            mass = quantity.removeprefix("uniform_").split(".")[-1] in MASSES and not rule
+            n = line["n_known" if mass else "n"]
+            total, count = total + n * value, count + n
+    return total / count if count else None
+
+
+def _in_line(line: Mapping[str, Any], quantity: str) -> float | None:
+    """A number of a line, or of a head: "head.2.subject"."""
+    if not quantity.startswith("head."):
+        return line.get(quantity)
+    _, head, name = quantity.split(".")
+    return line["heads"][int(head)].get(name)
 
 
 def of_posts(run: Run, split: str) -> Mapping[str, Any]:

@@ -122,7 +122,8 @@ def baselines(own: Agreement) -> list[dict[str, Any]]:
         rules = {name: _mean(right, which) for name, right in own.rules.items()}
         masses = {f"uniform_{name}": _mean(uniform[:, k], known) for k, name in enumerate(PLACES)}
         masses["uniform_elsewhere"] = _mean(1 - uniform.sum(-1), known)
-        out.append({"attractors": attractors, "label": label, "n": int(which.sum()), **rules, **masses})
+        counts = {"n": int(which.sum()), "n_known": int(known.sum())}
+        out.append({"attractors": attractors, "label": label, **counts, **rules, **masses})
     return out
 
 
