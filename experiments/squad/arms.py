@@ -139,7 +139,7 @@ def controlled(scale: Scale) -> Protocol:
 def quick(scale: Scale) -> Protocol:
     """Two arms of a tiny model on few questions: a look, no result."""
     sizes = {"vocabulary": 1024, "n_layers": 2, "d_model": 32, "n_heads": 2, "d_mlp": 64, "n_ctx": 160}
-    sizes |= {"questions": 256, "dev": 32, "selection": 32, "size": 200, "most": 8}
+    sizes |= {"questions": 256, "dev": 64, "selection": 64, "learned": 64, "size": 150, "most": 4, "shapes": 1}
     arms = (_arm("base", 2, 2e-3, embed=1.0), _arm("base-qk20", 2, 2e-3, embed=1.0, qk=FAST))
     compared = (Comparison("quick", ("base", "base-qk20")),)
     return Protocol(replace(Recipe(), **sizes), arms, SEEDS[:1], compared)

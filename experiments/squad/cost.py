@@ -42,7 +42,7 @@ def forward(recipe: Recipe, tokens: float, width: float, labels: float) -> float
 
 def cost_of(recipe: Recipe, run: Run, data: QuestionData) -> Cost:
     """What a run costs; the backward pass counts as two forward ones."""
-    shapes, epochs = batch_shapes(data.train, recipe.batch), run.arm.epochs
+    shapes, epochs = batch_shapes(data.train, recipe.batch, recipe.shapes), run.arm.epochs
     plan = epoch_batches(
         data.train,
         shapes,

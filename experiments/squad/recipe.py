@@ -45,6 +45,7 @@ class Recipe:
         cycle: length of the schedule's cycle, in runs.
         warmup: share of a run's updates until the largest rate.
         by_length: updates of questions of similar length; else a uniform shuffle, as published.
+        shapes: widths of training batches at most, each compiled once.
         bfloat16: products in bfloat16.
         vectors: SHA-256 of the file of pretrained token vectors; empty for none.
         most: tokens of an answer that are written at most.
@@ -76,6 +77,7 @@ class Recipe:
     cycle: float = CYCLE
     warmup: float = WARMUP
     by_length: bool = True
+    shapes: int = 4
     bfloat16: bool = False
     vectors: str = ""
     most: int = ANSWER
@@ -83,7 +85,7 @@ class Recipe:
     share: float = 0.05
 
     def __post_init__(self) -> None:
-        for name in ("questions", "dev", "selection", "learned", "batch", "micro", "size", "most"):
+        for name in ("questions", "dev", "selection", "learned", "batch", "micro", "size", "most", "shapes"):
             check_count(name, getattr(self, name))
         check_count("drawn", self.drawn, minimum=0)
         for name in ("warmup", "residual", "share", "smoothing"):

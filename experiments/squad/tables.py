@@ -10,7 +10,7 @@ import pandas as pd
 
 from experiments.squad.arms import Protocol
 from experiments.squad.published import compared_frame
-from experiments.squad.readings import MAIN, NAMED, QUANTITIES, READINGS, SPLITS, by_arm
+from experiments.squad.readings import NAMED, QUANTITIES, READINGS, SPLITS, by_arm
 from experiments.text.arms import Comparison
 from experiments.text.readings import Record, matched_level, values
 from qkdyn.metrics.intervals import confidence_interval
@@ -20,6 +20,8 @@ from qkdyn.results.summary import mean_and_sd
 KEYS = ("comparison", "arm", "reading", "split", "loss_level")
 COLUMNS = (*KEYS, "claim", "quantity", "mean", "sd", "low", "high", "seeds", "uniform")
 COLUMNS += ("change_mean", "change_low", "change_high")
+# As many as a line of a terminal holds.
+SHOWN = ("f1", "loss", "entropy", "head_entropy", "mass", "ac", "comprehensiveness", "sufficiency")
 
 
 def compared(arms: Sequence[Record], protocol: Protocol) -> list[tuple[Comparison, list[Record]]]:
@@ -147,21 +149,23 @@ def show(records: Sequence[Record], protocol: Protocol, name: str) -> None:
     console.print(title(records, protocol, name), soft_wrap=True)
     for comparison, there in compared(arms, protocol):
         out = Table(title=f"{comparison.name}: dev at the best epoch, mean ± half of the 95% interval")
-        out.add_column("arm")
-        for quantity in MAIN:
+        out.add_column("arm", no_wrap=True)
+        shown = [NAMED[name] for name in SHOWN]
+        for quantity in shown:
             out.add_column(quantity.short, justify="right")
         kept = (long["comparison"] == comparison.name) & (long["reading"] == "best") & (long["split"] == "dev")
         part = long.loc[kept]
         lines = {(line.arm, line.quantity): line for line in part.itertuples(index=False)}
         for record in there:
             arm = record["arm"]["name"]
-            cells = [_cell(lines.get((arm, quantity.name))) for quantity in MAIN]
+            cells = [_cell(lines.get((arm, quantity.name))) for quantity in shown]
             out.add_row(arm, *cells, end_section=record is there[-1])
-        flat = [part.loc[part["quantity"] == quantity.name, "uniform"].mean() for quantity in MAIN]
+        flat = [part.loc[part["quantity"] == quantity.name, "uniform"].mean() for quantity in shown]
         out.add_row("uniform attention", *(f"{value:.3f}" if np.isfinite(value) else "" for value in flat))
         console.print(out)
     if len(found := baselines_frame(arms)):
-        console.print(f"Without a model, dev: {'; '.join(_baseline(line) for line in found.to_dict("records"))}", soft_wrap=True)
+        said = "; ".join(_baseline(line) for line in found.to_dict("records"))
+        console.print(f"Without a model, dev: {said}", soft_wrap=True)
 
 
 def _cell(line: Any) -> str:

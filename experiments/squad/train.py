@@ -49,7 +49,7 @@ def job_of(recipe: Recipe, data: QuestionData, epochs: int) -> LanguageJob:
     steps = epochs * updates_of(len(data.train.ids), recipe.batch, recipe.micro)
     return LanguageJob(
         recipe.model(),
-        batch_shapes(data.train, recipe.batch),
+        batch_shapes(data.train, recipe.batch, recipe.shapes),
         steps=steps,
         cycle=round(recipe.cycle * steps),
         warmup=max(1, round(recipe.warmup * steps)),
@@ -141,7 +141,7 @@ class Reader:
         self.how = QuestionReading(recipe.model(), most=recipe.most, residual=recipe.residual, share=recipe.share)
         # The same for all sets of questions: each is compiled once.
         lengths = [prompts.prompt_length for prompts in (data.selection, data.dev, data.learned)]
-        self.widths = bucket_widths(np.concatenate(lengths), WIDTHS)
+        self.widths = bucket_widths(np.concatenate(lengths), min(WIDTHS, recipe.shapes))
 
     def read(self, params: Any, prompts: Prompts, *, faithful: bool) -> dict[str, Any]:
         """Means and distributions over some questions; of heads their own numbers too."""
