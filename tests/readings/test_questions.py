@@ -25,7 +25,7 @@ from qkdyn.transformer import TransformerConfig, forward
 from qkdyn.transformer_config import is_shape, shapes
 
 WIDTHS = (48, 64)
-N_CTX, MOST, SHARE, RESIDUAL = 112, 5, 0.07, 0.4
+N_CTX, MOST, SHARE, RESIDUAL = 112, 5, 0.1, 0.4
 MEANS = ("mass", "mass_layers", "entropy", "comprehensiveness", "sufficiency")
 UNIFORM = ("uniform_mass", "uniform_mass_layers", "uniform_entropy")
 
@@ -196,22 +196,24 @@ def test_runs_that_are_lost_say_so(how, params, prompts, vocabulary):
 
 
 def test_summaries_are_the_public_measures(found):
-    edges = (0.0, 0.02, 0.4, 1.0)
+    edges, level = (0.0, 0.02, 0.4, 1.0), 0.05
+    # Such that some reach the level.
+    found = found | {name: 120 * found[name] for name in ("probability", "probability_unspaced")}
     for which in (None, found["shown"]):
         some = slice(None) if which is None else which
-        told = summary(found, edges, level=0.04, which=which)
+        told = summary(found, edges, level=level, which=which)
         mass, uniform = found["mass"][some], found["uniform_mass"][some]
         assert told["questions"] == len(mass)
         np.testing.assert_allclose(told["mass"], mrta(mass), rtol=1e-6)
         np.testing.assert_allclose(told["head_entropy"], found["head_entropy"][some].mean(0), rtol=1e-6)
-        assert told["ac"] == attention_confidence(mass, 0.04)
-        assert told["uniform_ac"] == attention_confidence(uniform, 0.04)
+        assert told["ac"] == attention_confidence(mass, level)
+        assert told["uniform_ac"] == attention_confidence(uniform, level)
         for name in ("probability", "probability_unspaced"):
             end, chance = name.removeprefix("probability"), found[name][some]
             np.testing.assert_array_equal(told["dtap" + end], dtap(mass, chance, edges))
-            assert told["acmc" + end] == acmc(mass, chance, 0.04, 0.04)
-            assert told["uniform_acmc" + end] == acmc(uniform, chance, 0.04, 0.04)
-            assert told["acmc_curve" + end] == [acmc(mass, chance, level / 20, 0.04) for level in range(21)]
+            assert told["acmc" + end] == acmc(mass, chance, level, level) > 0
+            assert told["uniform_acmc" + end] == acmc(uniform, chance, level, level)
+            assert told["acmc_curve" + end] == [acmc(mass, chance, i / 20, level) for i in range(21)]
     json.dumps(told, allow_nan=False)
 
 
