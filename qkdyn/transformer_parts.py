@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from qkdyn.dropout import survivors
 from qkdyn.transformer_config import TransformerConfig
 
 _EPSILON = 1e-5  # Added to the variance by LayerNorm.
@@ -127,4 +128,4 @@ def dropped(x: Array, share: float, key: Key[Array, ""] | None) -> Array:
     """Zero a share of x and scale up the rest, so that the mean stays; x itself without a key."""
     if key is None:
         return x
-    return jnp.where(jax.random.bernoulli(key, 1 - share, x.shape), x / (1 - share), 0.0)
+    return jnp.where(survivors(key, share, x.shape), x / (1 - share), 0.0)

@@ -26,6 +26,7 @@ def language_loss(
     *,
     smoothing: float | Float[Array, ""] = 0.0,
     key: Key[Array, ""] | None = None,
+    embedded: Float[Array, "B T d"] | None = None,
 ) -> Float[Array, ""]:
     """Mean cross-entropy over the labels of a batch, in nats, with label smoothing.
 
@@ -40,8 +41,9 @@ def language_loss(
         weight: (L,), of each label in the mean; 0 where there is none.
         smoothing: e; the loss of a label is (1 - e) (-log p_label) + e mean over all tokens of -log p, as PyTorch has it.
         key: for dropout.
+        embedded: the token vectors, if the caller has gathered them.
     """
-    x, _ = states(params, config, tokens, length, queries=queries, key=key)
+    x, _ = states(params, config, tokens, length, embedded=embedded, queries=queries, key=key)
     labelled = x.reshape(-1, x.shape[-1])[row]
     losses = smoothed(head(params, config, labelled[None])[0], jnp.asarray(label), smoothing)
     # 1 for a batch without labels: loss and gradient 0.

@@ -10,10 +10,10 @@ from qkdyn.text.answer_batches import AnswerBatch, answer_batch
 from qkdyn.text.batches import bucket_widths, epoch_plan
 from qkdyn.text.prompts import Prompts
 
-# Deviations of the labels of a batch from their mean that a shape provides for; batches with more take the largest shape.
-DEVIATIONS = 5
+# Deviations of the labels of a batch from their mean that a shape provides for; batches with more take a larger one.
+DEVIATIONS = 3
 # Share of the questions whose answers are no longer than all shapes but the largest hold.
-SHORT = 0.95
+SHORT = 0.9
 
 
 class Shape(NamedTuple):
@@ -102,7 +102,8 @@ def epoch_batches(
     whole = (posts[:, -1] >= 0).any(1)
     posts, kind = posts[whole], plan.width[whole] - 1
     labels = np.where(posts >= 0, prompts.answer_length[posts], 0).sum(2).max(1)
-    kind = np.where(labels > np.array([shape.labels for shape in shapes])[kind], len(shapes) - 1, kind)
+    fits = (np.arange(len(shapes)) >= kind[:, None]) & (np.array([shape.labels for shape in shapes]) >= labels[:, None])
+    kind = fits.argmax(1)
     last = shapes[-1]
     each = [answer_batch(prompts, one, last.slots, labels=last.labels) for update in posts for one in update]
     stacked = (np.stack(leaves).reshape(-1, micro, *leaves[0].shape) for leaves in zip(*each, strict=True))

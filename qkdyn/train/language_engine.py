@@ -40,7 +40,8 @@ class LanguageJob:
         micro: micro-batches whose gradients are averaged for an update.
         clip: largest norm of the gradient.
         smoothing: of labels.
-        bfloat16: products of matrices in bfloat16, added up in float32; everything else stays float32.
+        bfloat16: the model computes in bfloat16, with softmax, LayerNorm and loss in float32; parameters, their gradients'
+            sums and moments are float32.
         apart: names of parameters labelled "rest", whatever their part.
 
     Raises:
@@ -146,11 +147,15 @@ def _optimizer(job: LanguageJob, params: Any, run: LanguageRun, share: Any, b1: 
 def _loss(params: Any, job: LanguageJob, shape: Shape, posts: AnswerBatch, key: Any) -> Any:
     """Loss of one micro-batch in the room of its shape."""
     width = posts.queries.shape[1]
-    row = posts.row[: shape.labels]
+    row, tokens, embedded = posts.row[: shape.labels], posts.tokens[:, : shape.slots], None
+    if job.bfloat16:
+        # Read in float32: the gradients of a token that occurs often are added up in it.
+        embedded = params["embed"]["W_E"][tokens].astype(jnp.bfloat16)
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     return language_loss(
         params,
         job.model,
-        posts.tokens[:, : shape.slots],
+        tokens,
         posts.length,
         posts.queries[:, : shape.answers],
         row // width * shape.answers + row % width,
@@ -158,6 +163,7 @@ def _loss(params: Any, job: LanguageJob, shape: Shape, posts: AnswerBatch, key: 
         posts.weight[: shape.labels],
         smoothing=job.smoothing,
         key=key,
+        embedded=embedded,
     )
 
 
@@ -204,6 +210,4 @@ def advance(
         state, found = _step(job, run, state, jax.tree.map(lambda leaf: leaf[i], batches))
         return state, losses.at[i].set(found)
 
-    precision = "BF16_BF16_F32" if job.bfloat16 else None
-    with jax.default_matmul_precision(precision):
-        return jax.lax.fori_loop(0, count, body, (state, jnp.zeros(len(batches.shape))))
+    return jax.lax.fori_loop(0, count, body, (state, jnp.zeros(len(batches.shape))))
