@@ -76,6 +76,8 @@ class TextJob:
             check_positive("clip", self.clip)
         if self.optimizer not in RULES:
             reject("optimizer", self.optimizer, "one of " + ", ".join(RULES))
+        if self.optimizer == "sgd" and not 0 < self.momentum < 1:
+            reject("momentum", self.momentum, "between 0 and 1, without these")
         if self.stale and self.clip is None:
             reject("stale", self.stale, "False without clipping, in which alone frozen gradients take part")
         if self.model.tied or self.model.dropout:

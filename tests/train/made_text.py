@@ -1,10 +1,14 @@
-"""Posts, models and arms small enough to be followed by hand."""
+"""Posts, models and arms small enough to be followed by hand; starts whose random numbers need no compilation."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from qkdyn.text.encoded import Encoded
-from qkdyn.train.text_engine import TextRuns
+from qkdyn.train.lazy_adam import NEVER
+from qkdyn.train.text_engine import TextRuns, begin
 from qkdyn.transformer import TransformerConfig
+from qkdyn.transformer_config import is_shape, shapes
 
 
 def made_posts(config, posts=21, seed=0, query=True):
@@ -21,7 +25,23 @@ def made_posts(config, posts=21, seed=0, query=True):
 
 
 def config_of(**changed):
-    return TransformerConfig(vocabulary=40, n_ctx=16, n_outputs=3, d_model=8, n_heads=2, d_head=4, d_mlp=8, **changed)
+    sizes = {"vocabulary": 40, "n_ctx": 16, "n_outputs": 3, "d_model": 8, "n_heads": 2, "d_head": 4, "d_mlp": 8}
+    return TransformerConfig(**{**sizes, **changed})
+
+
+def drawn_params(config, seed=0, scale=0.2):
+    """Parameters of one run, as numpy draws them."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda shape: scale * rng.standard_normal(shape, np.float32), shapes(config), is_leaf=is_shape)
+
+
+def drawn(job, seeds, arms):
+    """As `begin`, whose random numbers take longer to compile than a whole training here."""
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), jax.eval_shape(lambda: begin(job, seeds, arms)))
+    runs = [drawn_params(job.model, seed) for seed in seeds]
+    whole = jax.tree.map(lambda *leaves: np.repeat(np.stack(leaves)[:, None], arms, 1), *runs)
+    table = whole["embed"].pop("W_E").swapaxes(1, 2).reshape(zeros.table.shape)
+    return jax.tree.map(jnp.asarray, zeros._replace(params=whole, table=table, last=np.full_like(zeros.last, NEVER)))
 
 
 def runs_of(*arms):

@@ -1,4 +1,4 @@
-"""The text engine against dense AdamW on one run at a time, written out plainly."""
+"""The text engine against dense AdamW and SGD on one run at a time, written out plainly."""
 
 import functools
 
@@ -7,13 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from made_text import config_of, made_posts, runs_of
+from made_text import config_of, drawn, made_posts, runs_of
 
 from helpers import compilations
+from qkdyn.errors import InputError
+from qkdyn.train import text_engine
 from qkdyn.train.lazy_adam import NEVER, catch_up, idle_tables, update
 from qkdyn.train.text_batches import cut, epoch_batches, readouts, room, slots_read, widen
 from qkdyn.train.text_engine import TextJob, advance, begin, cosine, idle_of, labels_of, settle
-from qkdyn.transformer import forward, init_transformer
+from qkdyn.transformer import forward
+from qkdyn.transformer_config import is_shape, shapes
 
 SEEDS, BATCH, WIDTHS = (3, 5), 4, (8, 16)
 
@@ -25,23 +28,23 @@ JOB = {"steps": 12, "warmup": 2, "widths": WIDTHS, "clip": 0.2}
 def trained(job, runs, data, epochs=2, by_length=True):
     """State and losses of all runs."""
     idle = jax.tree.map(jnp.asarray, idle_of(job, runs))
-    state = begin(job, SEEDS, len(runs.rate))
+    state = drawn(job, SEEDS, len(runs.rate))
     losses = []
     for epoch in range(epochs):
         batches = epoch_batches(
-            data, job.model, seeds=SEEDS, epoch=epoch, batch=BATCH, widths=WIDTHS, by_length=by_length
+            data, job.model, seeds=SEEDS, epoch=epoch, batch=BATCH, widths=job.widths, by_length=by_length
         )
         batches = widen(batches, room(batches), job.model.vocabulary)
         for start in range(0, len(batches.width), 4):
             count = min(4, len(batches.width) - start)
             state, found = advance(job, runs, idle, state, cut(batches, start, count, 4), jnp.int32(count))
             losses.append(found[:count])
-    return settle(state, idle), np.concatenate(losses)
+    return settle(job, state, idle), np.concatenate(losses)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def plain_step(job, settings, params, opt, left, posts):
-    """One update of one run: all parameters dense, optax's AdamW, clipping and frozen gradients by hand."""
+    """One update of one run: all parameters dense, clipping and frozen gradients by hand."""
     tokens, length, readout, label, weight = posts
 
     def loss(params):
@@ -50,11 +53,21 @@ def plain_step(job, settings, params, opt, left, posts):
 
     value, gradient = jax.value_and_grad(loss)(params)
     labels = labels_of(job, params)
-    frozen = jax.tree.map(lambda name: settings["multipliers"][name] == 0, labels)
-    left = jax.tree.map(lambda f, g, old: (g + old) * (f & settings["stale"]), frozen, gradient, left)
-    counted = jax.tree.map(jnp.where, frozen, left, gradient)
-    factor = jnp.minimum(1, job.clip / (optax.tree.norm(counted) + 1e-6))
-    gradient, left = (jax.tree.map(lambda g: g * factor, tree) for tree in (gradient, left))
+    if job.clip is not None:
+        frozen = jax.tree.map(lambda name: settings["multipliers"][name] == 0, labels)
+        left = jax.tree.map(lambda f, g, old: (g + old) * (f & settings["stale"]), frozen, gradient, left)
+        counted = jax.tree.map(jnp.where, frozen, left, gradient)
+        factor = jnp.minimum(1, job.clip / (optax.tree.norm(counted) + 1e-6))
+        gradient, left = (jax.tree.map(lambda g: g * factor, tree) for tree in (gradient, left))
+    if job.optimizer == "sgd":
+        # The update number stands beside the momenta.
+        step, momenta = opt
+        rates = {name: settings["rate"] * factor for name, factor in settings["multipliers"].items()}
+        add = lambda name, g, b, p: job.momentum * b + g + settings["decay"][name] * p  # noqa: E731
+        momenta = jax.tree.map(add, labels, gradient, momenta, params)
+        share = cosine(jnp, step, job.warmup, job.steps)
+        params = jax.tree.map(lambda name, p, b: p - share * rates[name] * b, labels, params, momenta)
+        return params, (step + 1, momenta), left, value
     updates, opt = plain_optimizer(job, settings, labels).update(gradient, opt, params)
     return optax.apply_updates(params, updates), opt, left, value
 
@@ -71,12 +84,16 @@ def plain_optimizer(job, settings, labels):
 def plainly(job, runs, data, s, a, epochs=2, by_length=True):
     """One run, its embedding dense among all other parameters."""
     settings = jax.tree.map(lambda leaf: jnp.asarray(leaf[a]), runs._asdict())
-    params = init_transformer(jax.random.key(SEEDS[s]), job.model)
-    opt = plain_optimizer(job, settings, labels_of(job, params)).init(params)
-    left, losses = jax.tree.map(jnp.zeros_like, params), []
+    start = drawn(job, SEEDS[s : s + 1], 1)
+    params = jax.tree.map(lambda leaf: leaf[0, 0], start.params)
+    params["embed"]["W_E"] = start.table[:, 0]
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    adamw = job.optimizer == "adamw"
+    opt = plain_optimizer(job, settings, labels_of(job, params)).init(params) if adamw else (jnp.int32(0), zeros)
+    left, losses = zeros, []
     for epoch in range(epochs):
         batches = epoch_batches(
-            data, job.model, seeds=SEEDS, epoch=epoch, batch=BATCH, widths=WIDTHS, by_length=by_length
+            data, job.model, seeds=SEEDS, epoch=epoch, batch=BATCH, widths=job.widths, by_length=by_length
         )
         for t in range(len(batches.width)):
             tokens = batches.ids[t, s][batches.inverse[t, s]]
@@ -86,16 +103,29 @@ def plainly(job, runs, data, s, a, epochs=2, by_length=True):
     return params, losses
 
 
+PUBLISHED = {"readout": "first_pad", "mask_padding": False, "n_layers": 2, "d_mlp": None}
+SENTENCES = {"readout": "last", "residual": False, "d_mlp": None}
+SGD = {"optimizer": "sgd", "momentum": 0.5, "clip": None}
+
+
 @pytest.mark.parametrize(
-    ("changed", "query", "by_length"),
-    [({}, True, True), ({"readout": "first_pad", "mask_padding": False, "n_layers": 2}, False, False)],
+    ("changed", "query", "by_length", "own"),
+    [
+        ({}, True, True, {"stale": True}),
+        (PUBLISHED, False, False, {"apart": ("W_pos", "b_Q"), "widths": (16,)}),
+        (SENTENCES, False, True, {**SGD, "widths": (16,)}),
+    ],
 )
-def test_the_engine_is_dense_adamw_run_by_run(changed, query, by_length):
+def test_the_engine_is_the_dense_optimizer_run_by_run(changed, query, by_length, own):
     config = config_of(**changed)
     data = made_posts(config, query=query)
-    job = TextJob(config, **JOB, apart=() if query else ("W_pos", "b_Q"), stale=True)
+    job = TextJob(config, **{**JOB, **own})
     runs = runs_of(*ARMS)
+    if config.d_mlp is None:
+        for settings in (runs.multipliers, runs.decay):
+            del settings["mlp"]
     state, losses = trained(job, runs, data, by_length=by_length)
+    assert np.ptp(losses, axis=0).min() > 1e-3
     table = np.asarray(state.table).reshape(len(SEEDS), config.vocabulary, len(ARMS), -1)
     for s, a in ((0, 0), (0, 1), (1, 2), (1, 3), (0, 4)):
         params, expected = plainly(job, runs, data, s, a, by_length=by_length)
@@ -105,36 +135,83 @@ def test_the_engine_is_dense_adamw_run_by_run(changed, query, by_length):
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-5), own, params)
 
 
-def test_arms_together_are_arms_alone_and_start_alike():
-    config = config_of()
-    data, job, runs = made_posts(config), TextJob(config, **JOB, stale=True), runs_of(*ARMS)
-    together, _ = trained(job, runs, data)
-    alone, _ = trained(job, jax.tree.map(lambda leaf: leaf[1:2], runs), data)
-    np.testing.assert_allclose(alone.table[:, 0], together.table[:, 1], atol=1e-5)
-    first = begin(job, SEEDS, 2)
-    assert np.array_equal(first.table[:, 0], first.table[:, 1])
-    rows = np.asarray(first.table).reshape(len(SEEDS), -1)
-    assert not np.array_equal(rows[0], rows[1])
+def test_arms_of_a_seed_start_alike_as_one_run_does(monkeypatch):
+    def numbered(key, config):
+        """In the place of random numbers, which take long to compile: the seed and the place."""
+        at = lambda shape: jax.random.key_data(key)[-1] + jnp.arange(np.prod(shape)).reshape(shape) / 1e4  # noqa: E731
+        return jax.tree.map(at, shapes(config), is_leaf=is_shape)
+
+    monkeypatch.setattr(text_engine, "init_transformer", numbered)
+    config = config_of(vocabulary=41)
+    state = begin(TextJob(config, **JOB), SEEDS, 3)
+    rows = np.asarray(state.table).reshape(len(SEEDS), 41, 3, -1)
+    for s, seed in enumerate(SEEDS):
+        params = numbered(jax.random.key(seed), config)
+        for a in range(3):
+            np.testing.assert_allclose(rows[s, :, a], params["embed"]["W_E"], rtol=1e-6)
+            np.testing.assert_allclose(state.params["head"]["W_U"][s, a], params["head"]["W_U"], rtol=1e-6)
+    assert (state.last == NEVER).all() and not any(moments.any() for moments in state.moments)
+
+
+def test_a_job_that_no_engine_trains_is_refused():
+    for wrong, said in (
+        ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd"),
+        ({"clip": None, "stale": True}, "stale must be False without clipping"),
+        ({"clip": 0.0}, "clip"),
+        ({"optimizer": "sgd"}, "momentum"),
+    ):
+        with pytest.raises(InputError, match=said):
+            TextJob(config_of(), **{**JOB, **wrong})
 
 
 def test_a_second_call_with_other_rates_compiles_nothing():
+    # The job of the first dense comparison, and as many arms: compiled once for all of these tests.
     config = config_of()
-    data, job = made_posts(config), TextJob(config, **JOB)
-    trained(job, runs_of(*ARMS[:2]), data)
+    data, job = made_posts(config), TextJob(config, **JOB, stale=True)
+    trained(job, runs_of(*ARMS), data)
     with compilations() as names:
-        trained(job, runs_of(*ARMS[1:3]), data)
-    assert not [name for name in names if "advance" in name or "settle" in name or "_begin" in name], names
+        trained(job, runs_of(*ARMS[::-1]), data)
+    assert not [name for name in names if "advance" in name or "settle" in name], names
 
 
 def test_a_run_that_diverges_leaves_the_others_alone():
     config = config_of()
-    data, job = made_posts(config), TextJob(config, **JOB)
-    arms = runs_of(ARMS[0], (1, 1, 1, 0, 0))
-    state, losses = trained(job, arms._replace(rate=np.array([0.01, 1e30], np.float32)), data)
+    data, job = made_posts(config), TextJob(config, **JOB, stale=True)
+    arms = runs_of(*ARMS[:2], (1, 1, 1, 0, 0), *ARMS[3:])
+    wild = np.where(np.arange(len(ARMS)) == 2, np.float32(1e30), arms.rate)
+    state, losses = trained(job, arms._replace(rate=wild), data)
     calm, expected = trained(job, arms, data)
-    assert not np.isfinite(losses[-1, :, 1]).any()
-    np.testing.assert_allclose(losses[:, :, 0], expected[:, :, 0], rtol=1e-6)
-    np.testing.assert_allclose(state.table[:, 0], calm.table[:, 0], rtol=1e-5, atol=1e-7)
+    assert not np.isfinite(losses[-1, :, 2]).any()
+    others = [0, 1, 3, 4]
+    np.testing.assert_allclose(losses[:, :, others], expected[:, :, others], rtol=1e-6)
+    np.testing.assert_allclose(state.table[:, others], calm.table[:, others], rtol=1e-5, atol=1e-7)
+
+
+@jax.jit
+def densely(rate, decay, start, gradients):
+    """Rows of one run after optax's AdamW on every row."""
+    optimizer = optax.adamw(lambda t: rate[t], weight_decay=decay)
+
+    def descend(carry, gradient):
+        updates, opt = optimizer.update(gradient, carry[1], carry[0])
+        return (optax.apply_updates(carry[0], updates), opt), None
+
+    return jax.lax.scan(descend, (start, optimizer.init(start)), gradients)[0][0]
+
+
+@jax.jit
+def lazily(idle, start, gradients, touched):
+    """Rows of all runs after updates of those that are touched, before the others are caught up with."""
+
+    def step(carry, given):
+        now, gradient, touch = given
+        row, m, v, last = carry
+        fresh = update(*catch_up(row, m, v, last, now, idle), gradient, now, idle)
+        row, m, v = (jnp.where(touch[:, None, None], new, old) for new, old in zip(fresh, (row, m, v), strict=True))
+        return (row, m, v, jnp.where(touch, now, last)), None
+
+    begun = (start, jnp.zeros_like(start), jnp.zeros_like(start), jnp.full(len(start), NEVER))
+    return jax.lax.scan(step, begun, (jnp.arange(len(touched)), gradients, touched))[0]
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-8])
@@ -146,34 +223,17 @@ def test_idle_updates_at_once_are_idle_updates_one_by_one(scale):
     decay = np.array([1e-3, 0.5])
     touched = rng.random((steps, rows)) < np.geomspace(1e-3, 0.8, rows)
     gradients = (scale * rng.normal(size=(steps, rows, 2, d)) * touched[..., None, None]).astype(np.float32)
-    start = jnp.asarray(rng.normal(size=(rows, 2, d)) * 0.02, jnp.float32)
-    dense = []
-    for run in range(2):
-        optimizer = optax.adamw(lambda t, run=run: jnp.asarray(rate[:, run], jnp.float32)[t], weight_decay=decay[run])
-
-        def descend(carry, gradient, optimizer=optimizer):
-            updates, opt = optimizer.update(gradient, carry[1], carry[0])
-            return (optax.apply_updates(carry[0], updates), opt), None
-
-        carry = (start[:, run], optimizer.init(start[:, run]))
-        dense.append(jax.lax.scan(descend, carry, jnp.asarray(gradients[:, :, run]))[0][0])
+    start = (rng.normal(size=(rows, 2, d)) * 0.02).astype(np.float32)
+    single = rate.astype(np.float32)
+    each = [densely(single[:, run], decay[run], start[:, run], gradients[:, :, run]) for run in range(2)]
+    dense = np.stack(each, 1)
     idle = jax.tree.map(jnp.asarray, idle_tables(rate, decay))
-
-    def lazily(carry, given):
-        now, gradient, touch = given
-        row, m, v, last = carry
-        fresh = update(*catch_up(row, m, v, last, now, idle), gradient, now, idle)
-        row, m, v = (jnp.where(touch[:, None, None], new, old) for new, old in zip(fresh, (row, m, v), strict=True))
-        return (row, m, v, jnp.where(touch, now, last)), None
-
-    begun = (start, jnp.zeros_like(start), jnp.zeros_like(start), jnp.full(rows, NEVER))
-    carry, _ = jax.lax.scan(lazily, begun, (jnp.arange(steps), jnp.asarray(gradients), jnp.asarray(touched)))
-    found = catch_up(*carry, jnp.int32(steps), idle)[0]
-    moved = np.abs(np.stack(dense, 1) - np.asarray(start)).max()
-    np.testing.assert_allclose(found, np.stack(dense, 1), atol=(2e-5 if scale > 1e-6 else 2e-4) * moved + 1e-7)
+    found = catch_up(*lazily(idle, start, gradients, touched), jnp.int32(steps), idle)[0]
+    moved = np.abs(dense - start).max()
+    np.testing.assert_allclose(found, dense, atol=(2e-5 if scale > 1e-6 else 2e-4) * moved + 1e-7)
     never = ~touched.any(0)
     assert never.any()
-    kept = np.asarray(start)[never] * np.prod(1 - rate * decay, axis=0)[None, :, None]
+    kept = start[never] * np.prod(1 - rate * decay, axis=0)[None, :, None]
     np.testing.assert_allclose(np.asarray(found)[never], kept, rtol=1e-5)
 
 
