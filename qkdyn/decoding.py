@@ -97,11 +97,14 @@ def decode(
     longest = int(np.max(np.asarray(length)))
     if config.positions and longest + most - 1 > config.n_ctx:
         reject("most", most, f"at most {config.n_ctx - longest + 1} after a prompt of {longest} tokens", "cut prompts")
-    return _decode(params, config, tokens, length, most, end, residual)
+    return decoded(params, config, tokens, length, most, end, residual)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "most", "end", "residual"))
-def _decode(params, config, tokens, length, most, end, residual):
+def decoded(
+    params: Any, config: TransformerConfig, tokens: Any, length: Any, most: int, end: int, residual: float | None
+) -> Decoded:
+    """`decode` without its checks, for use within other programs."""
     params = jax.tree.map(jnp.asarray, params)
     (B, T), L = tokens.shape, config.n_layers
     logits, kept, row = _read_prompts(params, config, tokens, length, most, residual)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qkdyn.decoding import _decode
+from qkdyn.decoding import decoded
 from qkdyn.errors import check_count, reject
 from qkdyn.metrics import cores
 from qkdyn.metrics.checks import check_share
@@ -112,7 +112,7 @@ def write(
     """The likeliest answers to prompts (B, T), of which `relevant` tokens are the right one; `top` is k."""
 
     def local(params: Any, tokens: Any, length: Any, relevant: Any) -> Written:
-        out = _decode(params, how.model, tokens, length, how.most, end, how.residual)
+        out = decoded(params, how.model, tokens, length, how.most, end, how.residual)
         relevant = jnp.pad(relevant, ((0, 0), (0, how.most)))
 
         def mean(of_steps: Any) -> Any:
