@@ -77,6 +77,7 @@ class Prompts:
             probabilities of, though the model never learned to write it.
         unspaced_length: (N,).
         relevant: (N, P), tokens of the prompt that overlap the answer's place in the context.
+        shown: (N,), the prompt shows the whole answer.
         pad: id that fills the slots, and ends an answer.
         n_ctx: most tokens of prompt and answer together.
         left_out: what is missing.
@@ -91,6 +92,7 @@ class Prompts:
     unspaced: Int32[np.ndarray, "N U"]
     unspaced_length: Int32[np.ndarray, "N"]
     relevant: Bool[np.ndarray, "N P"]
+    shown: Bool[np.ndarray, "N"]
     pad: int
     n_ctx: int
     left_out: LeftOut
@@ -208,6 +210,7 @@ def encode_prompts(
         unspaced=unspaced,
         unspaced_length=unspaced_length,
         relevant=relevant,
+        shown=np.array([prompt.whole for prompt in prompts]),
         pad=vocabulary.pad,
         n_ctx=n_ctx,
         left_out=LeftOut(
