@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain theory bench test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva theory bench test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ fig4: $(READY)  ## the scalar dynamics of Figure 4, in closed form and integrate
 
 hatexplain: $(READY)  ## Table 1 on HateXplain: ARGS="--protocol as_coded|as_written|controlled", --layers 2|4, --tune, --data FOLDER
 	$(BIN)/python -m experiments.table1_hatexplain $(ARGS)
+
+sva: $(READY)  ## Table 1 on subject-verb agreement: ARGS="--protocol as_coded|as_written|as_written_sgd|controlled|controlled_all", --tune, --data FOLDER
+	$(BIN)/python -m experiments.table1_sva $(ARGS)
 
 theory: $(READY)  ## the paper's mathematics on numbers, one page of verdicts; results/theory
 	$(BIN)/python -m experiments.theory $(ARGS)

@@ -10,7 +10,14 @@ from qkdyn.figures.text_records import POSTS, Called
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import paired_difference
 
-UNITS = {"entropy_marked": " nats", "head_entropy": " nats", "ac_all": "%", "acmc_all": "%"}
+UNITS = {
+    "entropy_marked": " nats",
+    "head_entropy": " nats",
+    "ac_all": "%",
+    "acmc_all": "%",
+    "head_0_ac": "%",
+    "head_0_acmc": "%",
+}
 
 
 def names_of(called: Called) -> dict[str, str]:
@@ -26,6 +33,8 @@ def names_of(called: Called) -> dict[str, str]:
         "auprc": "AUPRC",
         "ac_all": "AC",
         "acmc_all": "ACMC",
+        "head_0_ac": "AC of the first head",
+        "head_0_acmc": "ACMC of the first head",
         "accuracy": f"accuracy{every}",
         "accuracy@0": "accuracy without attractors",
         "accuracy@1+": "accuracy with attractors",

@@ -12,6 +12,8 @@ from experiments.text.readings import Record, curve, values
 from qkdyn.figures.text_records import as_numbers, measured
 from qkdyn.metrics.intervals import confidence_interval
 
+SPLITS = ("train", "test", "validation")
+
 
 @dataclass(frozen=True)
 class Printed:
@@ -92,24 +94,27 @@ def _ours(record: Record, line: Printed) -> np.ndarray:
     if line.reading.startswith("epoch-"):
         return curve(record, line.split, line.quantity)[:, int(line.reading.removeprefix("epoch-")) - 1]
     known = [measured(run, "end", line.split) for run in record["runs"]]
-    if line.quantity.startswith("dtap_all."):
-        row, column = map(int, line.quantity.split(".")[1:])
-        return as_numbers([m["dtap_all"][row][column] if m else None for m in known])
+    if line.quantity.startswith("dtap_"):
+        name, row, column = line.quantity.split(".")
+        return as_numbers([m[name][int(row)][int(column)] if m else None for m in known])
     if line.quantity.endswith("_20"):
         name, place = line.quantity.replace("_20", "_curve"), record["shares"].index(0.2)
         return as_numbers([m[name][place] if m else None for m in known])
     if line.quantity.startswith("head_0_"):
-        place = ("low", "middle", "high").index(line.quantity.removeprefix("head_0_"))
-        return as_numbers([m["heads"][0]["bins"][place] if m else None for m in known])
+        name, margins = line.quantity.removeprefix("head_0_"), ("low", "middle", "high")
+        first = [m["heads"][0] if m else None for m in known]
+        if name not in margins:
+            return as_numbers([head and head[name] for head in first])
+        return as_numbers([head and head["bins"][margins.index(name)] for head in first])
     return values(record, "end", line.split, line.quantity)
 
 
 def printed_line(frame: pd.DataFrame, arm: str, name: str) -> Any:
-    """The row of a printed number after the last epoch, of the validation split and of single runs if there is one, or None."""
+    """The row of a printed number after the last epoch, or None: of validation, else test, and of single runs if possible."""
     kept = (frame["arm"] == arm) & (frame["quantity"] == name) & (frame["reading"] == "end")
     lines: list[Any] = list(frame.loc[kept & np.isfinite(frame["ours"])].itertuples(index=False))
     # Runs that were printed say more than a mean that was.
-    return max(lines, key=lambda line: (line.split == "validation", "notebook" in line.source), default=None)
+    return max(lines, key=lambda line: (SPLITS.index(line.split), "notebook" in line.source), default=None)
 
 
 def printed_of(line: Any) -> Estimate:

@@ -1,0 +1,179 @@
+"""The verdict on subject-verb agreement: does sharper attention help where nouns of the other number stand between?"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from experiments.text.arms import BASELINE, Protocol
+from experiments.text.claims import Estimate, change, estimate, judged, told
+from experiments.text.effects import effects_frame
+from experiments.text.readings import MAIN, Record, values
+from experiments.text.said import Found, alone, as_markdown, beside_printed, data_of, pair, parts_of, title_of
+from experiments.text.sva_published import TUNED, compared_frame
+from experiments.text.sva_tables import NUMBERS, OWN, cell, count, of_heads, ranked, rule, uniform
+from experiments.text.tables import compared
+from qkdyn.figures.text import words
+from qkdyn.figures.text_records import SENTENCES
+
+OURS = (
+    "What may differ from the published runs: the sentences, which are others and fewer; the cleaning of the text "
+    "approximates theirs; the tokens kept for sufficiency stood in an order that numpy's partition left."
+)
+DOSES = ("qk5", "qk10", "qk30", "qk100")
+CLOSELY = (BASELINE, "qk10", "qk100", "faster")
+ATTRACTORS = "nouns of the other number between subject and verb"
+
+
+def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
+    """The verdict as Markdown: a title and one line for each thing that is said.
+
+    Args:
+        records: finished arms.
+        protocol: theirs.
+        name: of the protocol, for the title.
+    """
+    found = {record["arm"]["name"]: record for record in records}
+    said = []
+    if protocol.recipe.measured == "last_slot":
+        frame = compared_frame(records)
+        said += beside_printed(
+            frame, (BASELINE, "faster"), ("accuracy", "mrta_all", "head_0_ac", "head_0_acmc"), OURS, SENTENCES
+        )
+    said += [line for name in closely(found) for line in _closely(found[name])]
+    if len(protocol.comparisons) == 1:
+        for _, there in compared(records, protocol):
+            if there[0]["arm"]["name"] == BASELINE:
+                said += [line for other in there[1:] for line in pair(there[0], other, SENTENCES)]
+    else:
+        said += _parts(records, protocol)
+        said += alone(found, [(name, BASELINE) for name in ("qk10", "qk100", "ov30", "all30")], SENTENCES)
+    said += data_of(records, SENTENCES)
+    return as_markdown(title_of(TUNED.title, name, records, protocol, SENTENCES), in_short(found), said)
+
+
+def closely(found: Found) -> list[str]:
+    """The arms that are looked at closely: all, where there are few."""
+    return [name for name in found if name in CLOSELY or len(found) < 4]
+
+
+def in_short(found: Found) -> str:
+    """The answer: whether sharper attention helps with attractors, and where it goes."""
+    if BASELINE not in found:
+        return ""
+    first = found[BASELINE]
+    others = [name for name in (*DOSES, "faster") if name in found] or [name for name in found if name != BASELINE]
+    said = [f"{words(name)}: {helped(found[name], first)}" for name in others]
+    where = [f"{words(name)}: {where_to(found[name])}" for name in closely(found)]
+    parts = ["**In short.**"]
+    if said:
+        parts.append(f"Does sharper attention help with {ATTRACTORS}? {'; '.join(said)}.")
+    parts.append(f"Where does it go in these sentences? {'; '.join(where)}.")
+    return " ".join(parts)
+
+
+def helped(other: Record, first: Record) -> str:
+    """Whether attention is sharper, and whether accuracy is higher with attractors, and more so than without."""
+    entropy, plain, hard = (change(other, first, name) for name in ("entropy_marked", "accuracy@0", "accuracy@1+"))
+    if not np.isfinite(hard.mean):
+        return "not known"
+    numbers = f"entropy {told(entropy)} nats, accuracy {told(hard)} with them and {told(plain)} without"
+    if not np.isfinite(hard.low):
+        return f"not to be told without an interval ({numbers})"
+    gap = [values(r, "end", "test", "accuracy@1+") - values(r, "end", "test", "accuracy@0") for r in (other, first)]
+    sharp = judged(entropy, "flatter", "sharper", "neither sharper nor flatter that could be told")
+    helps = judged(hard, "more often right", "less often right", "no more or less often right that could be told")
+    more = judged(
+        estimate(*gap),
+        "gaining more with them than without",
+        "gaining less with them than without",
+        "no more than without",
+    )
+    return f"{sharp} and {helps}, {more} ({numbers})"
+
+
+def where_to(record: Record) -> str:
+    """Attention on the subject, on attractors and elsewhere, in sentences with attractors, beside uniform attention."""
+    subject, attractor = (cell(record, "end", "test", f"{name}@1+") for name in ("subject", "attractor"))
+    if not np.isfinite(subject).any():
+        return "not known"
+    parts = [
+        f"{_level(cell(record, 'end', 'test', f'{name}@1+'))} {label} (uniform {uniform(record, 'test', name, '1+'):.3f})"
+        for name, label in (("subject", "on the subject"), ("attractor", "on attractors"), ("elsewhere", "elsewhere"))
+    ]
+    gap = estimate(subject, attractor)
+    most = judged(gap, "more on the subject than on attractors", "more on attractors than on the subject", "")
+    if not np.isfinite(gap.low):
+        most = "not to be told without an interval"
+    return f"{', '.join(parts)}: {most or 'no more on one than on the other that could be told'}"
+
+
+def _closely(record: Record) -> list[str]:
+    """Accuracy by the number of attractors beside simple rules, and attention of single heads."""
+    name = words(record["arm"]["name"])
+    numbers = [group for group in NUMBERS if count(record, "test", group)]
+    if not numbers:
+        return []
+    accuracy = ", ".join(_level(cell(record, "end", "test", f"accuracy@{group}")) for group in numbers)
+    rules = "; ".join(
+        f"{label} " + ", ".join(f"{rule(record, 'test', which, group):.2f}" for group in numbers)
+        for which, label in (
+            ("majority", "the commonest label"),
+            ("subject", "the subject's own number"),
+            ("inverse", "the number that the last noun between does not have"),
+        )
+    )
+    said = [
+        f"{name}, accuracy by the number of {ATTRACTORS} ({', '.join(numbers[:-1])} and {numbers[-1]}"
+        f"{' or more' if numbers[-1] == NUMBERS[-1] else ''}): {accuracy}; beside it {rules}. {_beyond(record)}"
+    ]
+    heads = _heads(record)
+    return [*said, f"{name}, single heads in sentences with attractors: {heads}."] if heads else said
+
+
+def _beyond(record: Record) -> str:
+    """Whether accuracy with attractors is above that of the simple rules."""
+    own = cell(record, "end", "test", "accuracy@1+")
+    parts = []
+    for which, label in (("inverse", "inverting the last noun"), ("subject", "the subject's own number")):
+        level = rule(record, "test", which, "1+")
+        gap = estimate(own - level)
+        side = judged(gap, "above", "below", "not told from")
+        parts.append(f"{side if np.isfinite(gap.low) else 'without an interval beside'} {label} ({level:.3f})")
+    return f"With one or more it is {_level(own)}: {', '.join(parts)}."
+
+
+def _heads(record: Record) -> str:
+    """The head most on the subject and the one most on attractors, as validation has them."""
+    parts = []
+    for place, label in (("subject", "the subject"), ("attractor", "attractors")):
+        order = ranked(record, "end", f"{place}@1+")
+        if not order.shape[1]:
+            return ""
+        masses = [
+            f"{_level(of_heads(record, 'end', 'test', f'{what}@1+', order[:, 0]))} {where}"
+            for what, where in (
+                ("subject", "on the subject"),
+                ("attractor", "on attractors"),
+            )
+        ]
+        parts.append(f"that most on {label} has {' and '.join(masses)}")
+    return "; ".join(parts)
+
+
+def _parts(records: Sequence[Record], protocol: Protocol) -> list[str]:
+    """What QK and embeddings x100 do together, and what of it is due to which."""
+    factorial = next(comparison for comparison in protocol.comparisons if comparison.name == "factorial")
+    rows = (
+        ("sharper", ("entropy_marked", "top_mass_marked", "head_entropy")),
+        ("sharper on the relevant tokens", ("mrta", "auprc", "attractor@1+")),
+        ("prediction", ("accuracy@0", "accuracy@1+")),
+    )
+    first = f"What the published changes do together in {protocol.arms[0].epochs} epochs"
+    quantities = [*MAIN, *(own for own in OWN if own.main)]
+    effects = effects_frame(records, factorial, quantities)
+    return parts_of(effects, first, factorial.factors, rows, len(protocol.recipe.seeds), SENTENCES)
+
+
+def _level(own: np.ndarray) -> str:
+    found: Estimate = estimate(own)
+    return told(found, sign=False)
