@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from qkdyn.figures.squad import draw_squad, draw_squad_tuning
 
 from experiments.records import ArmOptions, Record, RecordPlace, kept, opened, settle, warn_of_replaced
 from experiments.squad import arms, cost, tables
@@ -34,6 +33,7 @@ from experiments.squad.tune import base_of, candidates, chosen_rate, tuned_frame
 from experiments.squad.verdict import verdict
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import ConflictError, InputError, OutputError, reject
+from qkdyn.figures.squad import draw_squad, draw_squad_tuning
 from qkdyn.files import write_text
 from qkdyn.results import manifest, retract, write_manifest
 from qkdyn.text.sources import sha256

@@ -4,14 +4,13 @@ import json
 import types
 from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
 
 import made_squad_records as made
 from experiments import table1_squad as table1
-from experiments.squad import arms, cost, published, readings, tables, verdict
-from experiments.squad.recipe import Recipe, Run
+from experiments.squad import arms, cost
+from experiments.squad.recipe import Recipe
 from experiments.text.recipe import TextArm
 from qkdyn import results
 from qkdyn.config import main_guard

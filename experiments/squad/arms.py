@@ -83,7 +83,8 @@ class Protocol:
 
 
 def _arm(name: str, epochs: int, rate: float, **changes: float) -> TextArm:
-    return TextArm(name, epochs, rate, **{"embed": EMBED, "decay": DECAY, **changes})
+    settings: dict[str, Any] = {"embed": EMBED, "decay": DECAY, **changes}
+    return TextArm(name, epochs, rate, **settings)
 
 
 def protocol(name: str, scale: str = "laptop") -> Protocol:

@@ -87,7 +87,7 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
     drawn = draw(train, recipe.questions, recipe.drawn)
     measured = draw(dev, recipe.dev, recipe.drawn)
     notes.append(f"{len(drawn):,} of {len(train):,} training questions drawn, {len(measured):,} of {len(dev):,} of dev")
-    encoded = [
+    learned, chosen_on, reported, read = (
         _encode(recipe, part, vocabulary, windows)
         for part, windows in (
             (drawn, recipe.windows),
@@ -95,8 +95,8 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
             (measured, recipe.evaluated),
             (drawn[: recipe.learned], recipe.windows),
         )
-    ]
-    for name, prompts in zip(SPLITS, encoded, strict=False):
+    )
+    for name, prompts in zip(SPLITS, (learned, chosen_on, reported), strict=True):
         notes += [f"{name}: {line}" for line in prompts.left_out.lines()]
     sums = {**checksums(folder, "squad"), **checksums(pairs, "gpt2_bpe")}
     rows = None if vectors is None else load_vectors(vectors, vocabulary)
@@ -105,8 +105,8 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
             raise DataError(
                 f"{vectors} has {rows.shape[1]} numbers a word, the model {recipe.d_model}; take another file"
             )
-        notes.append(f"{np.isfinite(rows).all(1).sum():,} of {len(rows):,} tokens begin at a vector of {vectors}")
-    return QuestionData(*encoded, vocabulary, tuple(notes), sums, rows)
+        notes.append(f"{np.isfinite(rows).all(1).sum():,} of {len(rows):,} tokens begin at a vector of {vectors.name}")
+    return QuestionData(learned, chosen_on, reported, read, vocabulary, tuple(notes), sums, rows)
 
 
 def _asked(path: Path) -> tuple[tuple[Question, ...], list[str]]:

@@ -1,5 +1,6 @@
 """What a record of a run on questions must hold: one that was edited or damaged is refused before anything is drawn from it."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -26,7 +27,7 @@ def check_record(record: Mapping[str, Any], run: Run) -> None:
     _want(isinstance(notes, list) and all(isinstance(n, str) for n in notes), "notes", "a list of strings")
     rising = [_numbers(record.get(name), name) for name in ("thresholds", "edges")]
     for name, own in zip(("thresholds", "edges"), rising, strict=True):
-        _want(len(own) > 1 and all(a < b for a, b in zip(own, own[1:], strict=False)), name, "a rising list of numbers")
+        _want(len(own) > 1 and all(a < b for a, b in itertools.pairwise(own)), name, "a rising list of numbers")
     for name in ("updates", "tokens", "training", "reading"):
         _want(_real(_dict(record.get("cost"), "cost", (name,))[name]), f"cost.{name}", "a number")
     for name in ("training_seconds", "tokens_per_second"):

@@ -69,7 +69,7 @@ def summary_frame(arms: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
         level = matched_level(there)
         first = there[0] if there[0]["arm"]["name"] == comparison.arms[0] else None
         for record, reading in product(there, READINGS):
-            for split, quantity in product(SPLITS[reading], QUANTITIES):
+            for split, quantity in ((split, quantity) for split in SPLITS[reading] for quantity in QUANTITIES):
                 own = values(record, reading, split, quantity.name, level)
                 if not np.isfinite(own).any():
                     continue

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from qkdyn.readings.question_baselines import baselines
 
 from experiments.squad.data import SPLITS, QuestionData
 from experiments.squad.recipe import Recipe, Run
 from experiments.text.recipe import GROUPS
 from qkdyn.config import as_dict
 from qkdyn.metrics.curves import THRESHOLDS
+from qkdyn.readings.question_baselines import baselines
 from qkdyn.readings.question_summary import EDGES, summary
 from qkdyn.readings.questions import QuestionReading, read
 from qkdyn.text.batches import bucket_widths

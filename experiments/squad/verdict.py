@@ -186,7 +186,7 @@ def _crossed(found: Found) -> list[str]:
         own = np.array([[values(found[cell], "best", "dev", name) for cell in row] for row in cells])
         effects = factorial_effects(own, ("rate", "QK"))
         each = {
-            which: Estimate(*(float(part[i]) for part in effects.interval), own.shape[-1], own.shape[-1])
+            which: Estimate(*(float(part[i]) for part in effects.interval[:3]), seeds=own.shape[-1], of=own.shape[-1])
             for i, which in enumerate(effects.names)
         }
         said.append(

@@ -1,0 +1,312 @@
+"""SQuAD's parts: which questions are read, one tiny run trained for real, printed numbers, verdicts, figures."""
+
+import functools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import made_squad_records as made
+from experiments.squad import arms, cost, data, published, readings, tables, train, verdict
+from experiments.squad.recipe import Recipe, Run
+from experiments.squad.schema import check_record
+from experiments.text.arms import Comparison
+from experiments.text.recipe import TextArm
+from qkdyn.errors import DataError, InputError
+from qkdyn.figures.squad import draw_squad, draw_squad_tuning, label
+from qkdyn.metrics.intervals import confidence_interval
+from qkdyn.text.vocabulary import byte_bpe
+from text.made import bpe_entries, made_squad, write
+
+TINY = Recipe(
+    vocabulary=300,
+    n_layers=1,
+    d_model=8,
+    n_heads=2,
+    d_mlp=8,
+    n_ctx=168,
+    questions=16,
+    dev=6,
+    selection=4,
+    learned=4,
+    batch=4,
+    size=60,
+    most=2,
+    shapes=1,
+)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Vocabularies of fewer entries than GPT-2's."""
+    monkeypatch.setattr(data, "byte_bpe", functools.partial(byte_bpe, expected=None))
+
+
+def squad(titles, seed, questions=20):
+    """A file of the articles of these titles, two paragraphs of two questions each and more."""
+    content = made_squad(questions, seed)
+    paragraphs = [p for article in content["data"] for p in article["paragraphs"]]
+    content["data"] = [{"title": title, "paragraphs": paragraphs[i :: len(titles)]} for i, title in enumerate(titles)]
+    return content
+
+
+def write_squad(root, train, dev, version="v1.1"):
+    entries, merges = bpe_entries()
+    write(root / "gpt2_bpe" / "encoder.json", json.dumps(entries))
+    write(root / "gpt2_bpe" / "vocab.bpe", "\n".join(["#version: 0.2", *merges]) + "\n")
+    write(root / "squad" / f"train-{version}.json", json.dumps(train))
+    write(root / "squad" / f"dev-{version}.json", json.dumps(dev))
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    titles = [*(f"Article {i}" for i in range(9)), "", ""]
+    return write_squad(tmp_path_factory.mktemp("data"), squad(titles, 1, 60), squad(["Dev"], 2))
+
+
+# Which questions are read.
+
+
+def test_articles_are_split_and_questions_drawn(folder):
+    found = data.load(TINY, folder)
+    every = data.read_squad(folder / "squad/train-v1.1.json")
+    kept, held = data.split_by_article(every)
+    assert {q.title for q in kept}.isdisjoint({q.title for q in held} - {""}) and len(kept) + len(held) == len(every)
+    untitled = [{q.context for q in part if not q.title} for part in (kept, held)]
+    assert not untitled[0] & untitled[1] and held
+    assert set(found.train.ids) <= {q.id for q in kept} and set(found.selection.ids) <= {q.id for q in held}
+    assert [len(p.ids) for p in (found.train, found.selection, found.dev, found.learned)] == [16, 4, 6, 4]
+    assert found.learned.ids == found.train.ids[:4] and found.vocabulary.size == 300
+    assert any("name no article" in note for note in found.notes)
+    assert data.load(TINY, folder).train.ids == found.train.ids
+    assert data.load(replace(TINY, drawn=2), folder).train.ids != found.train.ids
+    # As published: the first dev questions, no matter which articles; all of train is drawn from.
+    coded = data.load(replace(TINY, chosen_by="dev", questions=10**6), folder)
+    assert coded.selection.ids == tuple(q.id for q in data.read_squad(folder / "squad/dev-v1.1.json")[:4])
+    assert len(coded.train.ids) == len(every)
+
+
+def test_what_cannot_be_asked_is_counted_and_named(tmp_path):
+    train_on, dev = squad(["A", "B", "C", "D"], 1, 40), squad(["Dev"], 2)
+    one, two, three = (article["paragraphs"][0]["qas"][0] for article in train_on["data"][:3])
+    one["is_impossible"], one["answers"] = True, []
+    two["answers"][0]["text"] = "not there"
+    three["question"] = "kuzo " * 300
+    write_squad(tmp_path, train_on, dev, "v2.0")
+    found = data.load(replace(TINY, chosen_by="dev", questions=100), tmp_path)
+    said = "\n".join(found.notes)
+    assert f"train-v2.0.json: 1 questions without an answer, left out: {one['id']}" in said
+    assert f"1 questions whose first answer is not at its place in the context, left out: {two['id']}" in said
+    assert f"train: 1 questions that leave no room for a context, left out: {three['id']}" in said
+    assert set(found.train.ids).isdisjoint({one["id"], two["id"], three["id"]}) and len(found.train.ids) == 37
+    assert "2.0" in tables.title([{"data": found.counts}], arms.protocol("quick"), "quick")
+    for article in dev["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                question["answers"] = []
+    write_squad(tmp_path, train_on, dev, "v2.0")
+    with pytest.raises(DataError, match=r"dev-v2\.0\.json has no question with an answer"):
+        data.load(TINY, tmp_path)
+
+
+def test_damaged_files_are_named_before_any_training(folder, tmp_path):
+    bad = squad(["A"], 1)
+    bad["data"][0]["paragraphs"][0]["qas"][0]["answers"][0]["answer_start"] = 10**6
+    write_squad(tmp_path, bad, squad(["Dev"], 2))
+    with pytest.raises(DataError, match=r"train-v1\.1\.json: .*answer_start must be within"):
+        data.load(TINY, tmp_path)
+    with pytest.raises(DataError, match="leaves no question to select by"):
+        write_squad(tmp_path, squad(["Article 0"], 1), squad(["Dev"], 2))
+        data.load(TINY, tmp_path)
+    with pytest.raises(DataError, match="files of squad were not found"):
+        data.load(TINY, tmp_path / "nowhere")
+    with pytest.raises(InputError, match="size must be from 257"):
+        data.load(replace(TINY, vocabulary=100), folder)
+    vectors = write(tmp_path / "glove.txt", "ba 1 2 3\n")
+    with pytest.raises(DataError, match=r"glove\.txt has 3 numbers a word, the model 8"):
+        data.load(TINY, folder, vectors)
+    known = data.load(TINY, folder, write(tmp_path / "glove.txt", "ba " + "0.5 " * 7 + "1\n"))
+    assert known.vectors is not None and "glove.txt" in known.notes[-1] and np.isfinite(known.vectors).all(1).sum() == 1
+
+
+def test_the_loss_of_token_frequencies(folder):
+    found = data.load(TINY, folder)
+    p, V = found.train, found.vocabulary.size
+    counts = np.ones(V)
+    for row, n in zip(p.answer, p.answer_length, strict=True):
+        for token in row[:n]:
+            counts[token] += 1
+    by_hand = [
+        -np.log(counts[row[:n]] / counts.sum()).mean()
+        for row, n in zip(found.dev.answer, found.dev.answer_length, strict=True)
+    ]
+    assert train.unigram_loss(p, found.dev, V) == pytest.approx(np.mean(by_hand))
+
+
+# One tiny run for real.
+
+
+@pytest.fixture(scope="module")
+def trained(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "byte_bpe", functools.partial(byte_bpe, expected=None))
+        questions = data.load(TINY, folder)
+    runs = [Run(TextArm("base", 2, 1e-2, embed=0.1, decay=0.05), 1), Run(TextArm("wild", 2, 1.0, ov=1e6, qk=1e6, decay=0.0), 1)]
+    found = []
+    for run in runs:
+        record = train.train_run(TINY, run, questions, None, None, lambda share, said: None)
+        found.append(
+            record | {"cost": cost.cost_of(TINY, run, questions)._asdict(), "arm": {"name": run.arm.name, "seed": 1}}
+        )
+    return runs, found
+
+
+def test_a_run_leaves_a_record_as_it_is_checked(trained):
+    (run, _), (record, _) = trained
+    check_record(json.loads(json.dumps(record)), run)
+    (own,) = record["runs"]
+    assert own["diverged_at"] is None and own["best"]["epoch"] in (1, 2)
+    assert record["data"]["train"] == 16 and len(own["epochs"]["training_loss"]) == 2
+    for name in train.EPOCH:
+        assert own["epochs"]["selection"][name][-1] == own["end"]["selection"][name]
+    dev = own["end"]["dev"]
+    assert {"comprehensiveness", "uniform_mass", "uniform_head_entropy", "uniform_ac"} <= set(dev)
+    assert dev["uniform_entropy"] > 0 and np.sum(dev["dtap"]) == pytest.approx(100) and len(dev["heads"]) == 2
+    assert dev["head_mass"] == pytest.approx(np.mean([head["mass"] for head in dev["heads"]]), rel=1e-3)
+    for quantity in readings.QUANTITIES:
+        assert quantity.name in dev and quantity.uniform in (None, *dev), quantity
+    assert record["baselines"]["token_frequencies"]["loss"] > 0
+
+
+def test_a_run_that_diverges_is_marked(trained):
+    (_, run), (_, record) = trained
+    check_record(json.loads(json.dumps(record)), run)
+    (own,) = record["runs"]
+    assert own["diverged_at"] in (1, 2) and own["end"] == {"train": {}, "selection": {}, "dev": {}}
+
+
+def test_no_decay_of_token_vectors_and_rates_as_said():
+    own = train.run_of(Run(TextArm("fast", 2, 5e-5, qk=20.0, embed=0.1, decay=0.05), 1))
+    assert own.decay["embed"] == 0 and own.decay["qk"] == own.decay["rest"] == 0.05
+    assert own.rate == 5e-5 and own.multipliers["qk"] == 20 and own.multipliers["embed"] == 0.1
+
+
+# What a run costs.
+
+
+def test_cost_counts_the_products_of_the_model():
+    recipe = replace(TINY, n_layers=2, d_model=16, d_mlp=32, n_heads=2)
+    # Two layers: four matrices d x d, two d x m, scores and values over 10 slots; then the head of 300 rows.
+    by_hand = 2 * (40 * 2 * (4 * 256 + 2 * 16 * 32 + 2 * 10 * 16) + 5 * 16 * 300)
+    assert cost.forward(recipe, 40, 10, 5) == by_hand
+    price = cost.Cost(10, 1000, 6e9, 4e9)
+    assert cost.expected(price, [], lambda: 1e10)[0] == pytest.approx((6 + 4 * cost.READS) / 10 / cost.REACHED)
+    assert cost.expected(price, [(price, 8.0), (price, 12.0)], lambda: 1e10)[0] == pytest.approx(10.0)
+
+
+# Printed numbers.
+
+
+def test_printed_runs_give_the_printed_means():
+    """The paper's AC, ACMC, their intervals, and MRTA follow from the notebooks' runs; and these from their heat maps."""
+    lines = published.printed()
+    table = {(p.arm, p.quantity): p for p in lines if p.source == published.TABLE and p.split == "dev"}
+    runs = {(p.arm, p.quantity): p for p in lines if p.source == published.NOTEBOOK and p.split == "dev"}
+    for arm in ("baseline", "faster"):
+        for name, digits in (("ac", 0.02), ("acmc_unspaced", 0.06), ("mass", 0.006), ("comprehensiveness", 0.006)):
+            mean, low, high = (float(part) for part in confidence_interval(np.array(runs[arm, name].values)))
+            assert table[arm, name].values[0] == pytest.approx(mean, abs=digits)
+            assert table[arm, name].half == pytest.approx((high - low) / 2, rel=0.2, abs=0.006)
+        cells = np.zeros((5, 4, 4))
+        for p in lines:
+            if p.arm == arm and p.quantity.startswith("dtap_unspaced."):
+                row, column = map(int, p.quantity.split(".")[1:])
+                cells[:, row, column] = p.values
+        np.testing.assert_allclose(cells.sum((1, 2)), 100, atol=0.05)
+        np.testing.assert_allclose(cells[:, :, 2:].sum((1, 2)), runs[arm, "ac"].values, atol=0.03)
+        np.testing.assert_allclose(cells[:, 2:, 2:].sum((1, 2)), runs[arm, "acmc_unspaced"].values, atol=0.03)
+
+
+# Tables, verdicts, figures of made records.
+
+
+@pytest.fixture(scope="module")
+def protocol():
+    own = arms.protocol("controlled")
+    return replace(own, recipe=TINY, arms=tuple(replace(arm, epochs=3) for arm in own.arms))
+
+
+def test_joined_runs_and_their_table(protocol):
+    records = made.made(protocol)
+    joined = readings.by_arm(records[:-1], protocol)
+    assert [record["arm"]["name"] for record in joined] == [arm.name for arm in protocol.arms]
+    assert "seed" not in joined[0]["arm"] and [run["seed"] for run in joined[-1]["runs"]] == [1234, 1235, 1236]
+    long = tables.summary_frame(joined, protocol)
+    line = long.query("comparison == 'slow' and arm == 'slow-qk20' and reading == 'best' and split == 'dev'")
+    mass = line.loc[line["quantity"] == "mass"].iloc[0]
+    # QK x20 adds 0.1 log10(20), of every seed alike.
+    assert mass["change_mean"] == pytest.approx(0.1 * np.log10(20), abs=1e-4) and mass["uniform"] == 0.25
+    assert mass["seeds"] == 3 and mass["change_low"] == pytest.approx(mass["change_high"], abs=1e-4)
+    # The last run is missing: its arm has two seeds.
+    assert set(long.loc[long["arm"] == "base-qk2", "seeds"]) == {2}
+    assert {"end", "best", "matched"} == set(long["reading"])
+    short = tables.short_frame(long)
+    assert {"mass", "mass_ci", "mass_uniform", "mass_change"} <= set(short)
+    assert len(tables.costs_frame(records)) == 15 and len(tables.baselines_frame(joined)) == 2
+
+
+def test_the_verdict_follows_the_numbers(protocol):
+    records = made.made(protocol)
+    said = verdict.verdict(records, protocol, "controlled")
+    assert "it shows that the pipeline runs" in said and "without a model, first words gives 0.050" in said
+    # Made entropy rises with QK: flatter, and more of it on the answer.
+    assert "5e-4, QK x20 beside 5e-4: attention is flatter" in said and "puts more on the answer (MRTA +0.130" in said
+    assert "MRTA +0.0801 [0.0801, 0.0801], of it -0.0500 [-0.0500, -0.0500] by every rate a tenth and +0.130" in said
+    assert "MRTA: QK x20 +0.130" in said and "At an equal QK rate (1e-3)" in said
+    for record in records:
+        record["runs"][0]["best"]["dev"]["f1"] = 0.01
+        if record["arm"]["qk"] == 20:
+            record["runs"][0]["best"]["dev"]["entropy"] = 0.1 + 0.01 * (record["arm"]["seed"] == 1235)
+    records[0]["runs"][0]["diverged_at"] = 2
+    said = verdict.verdict(records, protocol, "controlled")
+    assert "5e-5, QK x20 beside 5e-5: attention is sharper" in said and "no arm answers better than that" in said
+    assert "5e-4: 1 of 3 runs diverged" in said and "on 2 of 3 seeds" in said
+    alone = verdict.verdict(records[1:2], protocol, "controlled")
+    assert "no difference can be told from chance" in alone
+
+
+def test_published_protocols_stand_beside_the_printed_numbers():
+    own = arms.protocol("as_coded")
+    records = made.made(own)
+    frame = published.compared_frame(readings.by_arm(records, own))
+    assert set(frame["our_arm"]) == {"same", "fast"} and len(frame) == len(published.printed())
+    ac = frame.query("arm == 'faster' and quantity == 'ac' and source == 'notebook'").iloc[0]
+    assert (
+        ac["printed"] == pytest.approx(42.95, abs=0.01) and np.isfinite(ac["ours"]) and ac["intervals_overlap"] is None
+    )
+    said = verdict.verdict(records, own, "as_coded")
+    assert "The printed faster arm beside ours: f1_first" in said and "without the space before it" in said
+    assert "published" in tables.frames(records, own)
+
+
+def test_figures_draw_what_is_there(protocol, tmp_path):
+    records = made.made(protocol)
+    records[1]["runs"][0] |= {"diverged_at": 1, "end": {"dev": {}}, "best": {"epoch": 0, "dev": {}}}
+    joined = readings.by_arm(records[:7], replace(protocol, arms=protocol.arms[:2]))
+    files = draw_squad(joined, "a title", tmp_path)
+    assert [file.name for file in files] == ["dtap.png", "learning.png", "attention.png", "curves.png"]
+    assert all(file.stat().st_size > 10_000 for file in files)
+    draw_squad_tuning(joined[:2], [], tmp_path / "tuned.png")
+    with pytest.raises(InputError, match="at least one"):
+        draw_squad([], "a title", tmp_path)
+    assert label({"rate": 5e-4, "qk": 20.0}) == "5e-4, QK x20" and label({"rate": 0.01, "qk": 1.0}) == "1e-2"
+
+
+def test_comparisons_name_their_own_arms():
+    for name in ("controlled", "as_coded", "as_written", "quick"):
+        own = arms.protocol(name)
+        assert {n for c in own.comparisons for n in c.arms} <= {arm.name for arm in own.arms}
+    with pytest.raises(InputError, match="arms must be at least one, all different"):
+        replace(arms.protocol("quick"), arms=(), comparisons=(Comparison("x", ()),))
