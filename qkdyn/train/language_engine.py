@@ -188,7 +188,7 @@ def _step(job: LanguageJob, run: LanguageRun, state: LanguageState, batch: Batch
     branches = [functools.partial(_gradient, job, shape) for shape in job.shapes]
     loss, gradient = jax.lax.switch(batch.shape, branches, params, batch.posts, key)
     # Torch's clip_grad_norm_ adds 1e-6 to the norm.
-    factor = jnp.minimum(1.0, job.clip / (optax.global_norm(gradient) + 1e-6))
+    factor = jnp.minimum(1.0, job.clip / (optax.tree.norm(gradient) + 1e-6))
     gradient = jax.tree.map(lambda leaf: leaf * factor, gradient)
     share, b1 = one_cycle(jnp, step, cycle=job.cycle, warmup=job.warmup)
     updates, opt = _optimizer(job, params, run, share, b1).update(gradient, state.opt, params)
