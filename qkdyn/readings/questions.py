@@ -40,9 +40,9 @@ class _Reader:
     batch: int
     widths: tuple[int, ...]
 
-    def wider(self, more: int) -> tuple[int, ...]:
-        """The widths, of which the last has room for more tokens."""
-        return (*self.widths[:-1], min(self.how.model.n_ctx, _rounded(self.widths[-1] + more)))
+    def with_room(self, more: int) -> int:
+        """Slots for the longest text and more tokens."""
+        return min(self.how.model.n_ctx, _rounded(self.widths[-1] + more))
 
 
 def read(
@@ -190,7 +190,7 @@ def _forced(reader: _Reader, prompts: Prompts) -> Found:
         model = reader.how.model
         return force(model, reader.mesh, reader.params, some.tokens, some.length, some.queries, label, count, relevant)
 
-    return _by_batch(prompts.length, reader.batch, reader.wider(most), call)
+    return _by_batch(prompts.length, reader.batch, (*reader.widths[:-1], reader.with_room(most)), call)
 
 
 def _mean(values: np.ndarray, there: np.ndarray) -> np.ndarray:
@@ -260,9 +260,11 @@ def _drops(reader: _Reader, answers: Found, known: np.ndarray) -> Found:
         fall = chosen - _by_batch(left, batch, widths, call)["chance"]
         return np.bincount(question, fall, len(steps)) / np.where(known, steps, np.nan)
 
+    # Answers of all lengths: the widths of the prompts, and one for the longest answers to the longest.
+    widths = tuple(sorted({*reader.widths, reader.with_room(how.most)}))
     few = _rounded(answers["top"].shape[2])
     return {
-        "comprehensiveness": drop(length - kept, reader.wider(how.most), reader.batch, False),
+        "comprehensiveness": drop(length - kept, widths, reader.batch, False),
         # Texts are short: more of them together.
         "sufficiency": drop(kept, (min(few, how.model.n_ctx),), 8 * reader.batch, True),
     }
