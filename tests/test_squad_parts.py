@@ -2,6 +2,7 @@
 
 import functools
 import json
+import types
 from dataclasses import replace
 
 import numpy as np
@@ -145,46 +146,92 @@ def test_the_loss_of_token_frequencies(folder):
     assert train.unigram_loss(p, found.dev, V) == pytest.approx(np.mean(by_hand))
 
 
-# One tiny run for real.
+# A run and its record: training and readings are made, what is asked of them and done with them is not.
 
 
-@pytest.fixture(scope="module")
-def trained(folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "byte_bpe", functools.partial(byte_bpe, expected=None))
-        questions = data.load(TINY, folder)
-    runs = [Run(TextArm("base", 2, 1e-2, embed=0.1, decay=0.05), 1), Run(TextArm("wild", 2, 1.0, ov=1e6, qk=1e6, decay=0.0), 1)]
-    found = []
-    for run in runs:
-        record = train.train_run(TINY, run, questions, None, None, lambda share, said: None)
-        found.append(
-            record | {"cost": cost.cost_of(TINY, run, questions)._asdict(), "arm": {"name": run.arm.name, "seed": 1}}
-        )
-    return runs, found
+class Campaign:
+    """Four updates an epoch of falling loss; F1 on the selection questions is what `f1` says of each epoch."""
+
+    f1, diverges = (0.3, 0.6, 0.5), None
+
+    def __init__(self, job, seed, prompts, batch, epochs, measure, store, request, **named):
+        assert job.steps == 2 * epochs and (seed, batch, named["by_length"]) == (7, 4, True)
+        self.epochs, self.measure, self.tokens, self.seconds = epochs, measure, 100.0, 2.0
+
+    def finish(self, run, key, heard):
+        records, best = {"losses": np.zeros(0)}, (-1.0, 0)
+        for epoch in range(self.epochs):
+            bad = epoch + 1 == self.diverges
+            new = np.array([2.0, np.nan] if bad else [4.0 - epoch, 3.0 - epoch])
+            records["losses"] = np.append(records["losses"], new)
+            if bad:
+                break
+            records = self.measure(types.SimpleNamespace(params=epoch), epoch, records)
+            best = max(best, (self.f1[epoch], epoch + 1), key=lambda pair: pair[0])
+            assert records["selection/f1"][-1] == pytest.approx(self.f1[epoch])
+            heard(2 * epoch + 2, records)
+        records["best/epoch"] = np.array(best[1])
+        return types.SimpleNamespace(params=self.epochs - 1), best[1] - 1, records
+
+
+def made_read(how, params, prompts, vocabulary, *, batch, widths, faithful):
+    """Every question alike, by the epoch that the parameters stand for."""
+    n, names = len(prompts.ids), [*made.NAMES, *made.UNIFORM, "f1", "shown"]
+    found = {name: np.full(n, 0.1 * (params + 1)) for name in names if not name.startswith(("ac", "uniform_ac"))}
+    found |= {"f1": np.full(n, Campaign.f1[params]), "steps": np.full(n, 3), "uniform_head_mass": np.full(n, 0.2)}
+    found |= {f"head_{name}": np.tile(np.array([0.1, 0.3]), (n, 1)) for name in ("mass", "entropy")}
+    return {name: v for name, v in found.items() if faithful or name not in ("comprehensiveness", "sufficiency")}
+
+
+@pytest.fixture
+def trained(folder, monkeypatch):
+    """Trains a run of three epochs: its record as it is read back."""
+    monkeypatch.setattr(train, "LanguageCampaign", Campaign)
+    monkeypatch.setattr(train, "read", made_read)
+    questions, run = data.load(TINY, folder), Run(TextArm("base", 3), 7)
+
+    def record(recipe=TINY):
+        found = train.train_run(recipe, run, questions, None, None, lambda share, said: None)
+        found |= {"cost": cost.cost_of(recipe, run, questions)._asdict(), "arm": {"name": "base", "seed": 7}}
+        check_record(json.loads(json.dumps(found)), run)
+        return found
+
+    return record
 
 
 def test_a_run_leaves_a_record_as_it_is_checked(trained):
-    (run, _), (record, _) = trained
-    check_record(json.loads(json.dumps(record)), run)
+    record = trained()
     (own,) = record["runs"]
-    assert own["diverged_at"] is None and own["best"]["epoch"] in (1, 2)
-    assert record["data"]["train"] == 16 and len(own["epochs"]["training_loss"]) == 2
-    for name in train.EPOCH:
-        assert own["epochs"]["selection"][name][-1] == own["end"]["selection"][name]
-    dev = own["end"]["dev"]
-    assert {"comprehensiveness", "uniform_mass", "uniform_head_entropy", "uniform_ac"} <= set(dev)
-    assert dev["uniform_entropy"] > 0 and np.sum(dev["dtap"]) == pytest.approx(100) and len(dev["heads"]) == 2
-    assert dev["head_mass"] == pytest.approx(np.mean([head["mass"] for head in dev["heads"]]), rel=1e-3)
+    assert own["diverged_at"] is None and own["epochs"]["training_loss"] == [3.5, 2.5, 1.5]
+    assert own["epochs"]["selection"]["f1"] == [0.3, 0.6, 0.5] and own["best"]["epoch"] == 2
+    # Parameters of the third epoch at the end, of the second at the best.
+    assert own["end"]["dev"]["mass"] == pytest.approx(0.3) and own["best"]["dev"]["mass"] == pytest.approx(0.2)
+    dev, selection = own["best"]["dev"], own["best"]["selection"]
+    assert "sufficiency" in dev and "sufficiency" not in selection and np.sum(dev["dtap"]) == pytest.approx(100)
+    assert dev["heads"] == [{"mass": 0.1, "entropy": 0.1}, {"mass": 0.3, "entropy": 0.3}] and dev["head_mass"] == 0.2
     for quantity in readings.QUANTITIES:
         assert quantity.name in dev and quantity.uniform in (None, *dev), quantity
-    assert record["baselines"]["token_frequencies"]["loss"] > 0
+    assert record["baselines"]["token_frequencies"]["loss"] > 0 and "nearest" in record["baselines"]
+    assert record["tokens_per_second"] == 50 and record["data"]["train"] == 16
 
 
-def test_a_run_that_diverges_is_marked(trained):
-    (_, run), (_, record) = trained
-    check_record(json.loads(json.dumps(record)), run)
-    (own,) = record["runs"]
-    assert own["diverged_at"] in (1, 2) and own["end"] == {"train": {}, "selection": {}, "dev": {}}
+def test_a_run_that_diverges_is_marked(trained, monkeypatch):
+    monkeypatch.setattr(Campaign, "diverges", 3)
+    (own,) = trained()["runs"]
+    assert own["diverged_at"] == 3 and own["epochs"]["training_loss"] == [3.5, 2.5, None]
+    assert own["end"] == {"train": {}, "selection": {}, "dev": {}} and own["best"]["dev"]["mass"] == pytest.approx(0.2)
+    monkeypatch.setattr(Campaign, "diverges", 1)
+    (own,) = trained()["runs"]
+    assert own["diverged_at"] == 1 and own["best"] == {"epoch": 0, "train": {}, "selection": {}, "dev": {}}
+
+
+def test_an_epoch_that_cannot_be_read_is_never_the_best(folder, monkeypatch):
+    monkeypatch.setattr(train, "read", made_read)
+    reader = train.Reader(TINY, data.load(TINY, folder))
+    monkeypatch.setattr(Campaign, "f1", (np.nan, 0.6))
+    records = reader.epoch(types.SimpleNamespace(params=0), 0, {})
+    records = reader.epoch(types.SimpleNamespace(params=1), 1, records)
+    assert records["selection/f1"].tolist() == [-1.0, 0.6] and np.isnan(records["read/f1"][0])
 
 
 def test_no_decay_of_token_vectors_and_rates_as_said():
