@@ -21,6 +21,7 @@ from benchmarks.devices import devices
 from benchmarks.measure import Bench, Row
 from benchmarks.memory import memory
 from benchmarks.omega import omega
+from benchmarks.squad import squad
 from benchmarks.startup import startup
 from benchmarks.text import text
 from benchmarks.theory import theory
@@ -46,6 +47,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "omega": omega,
     "tokens": tokens,
     "text": text,
+    "squad": squad,
 }
 
 

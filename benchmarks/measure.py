@@ -16,6 +16,8 @@ from qkdyn.errors import InputError, OutputError, check_count
 from qkdyn.progress import Update
 
 NAN = float("nan")
+# How far PyTorch may be from the engine.
+TOLERANCE = 1e-4
 
 
 class Row(NamedTuple):
@@ -114,6 +116,34 @@ def rows(part: str, found: Mapping[str, Sequence[float]], unit: str, baseline: s
         against = (baseline or "", statistics.median(ratios), min(ratios), max(ratios))
         out.append(Row(part, name, middle, unit, *against, spread, len(values)))
     return out
+
+
+def beside(part: str, ours: str, found: Mapping[str, Sequence[float]], unit: str, kinds: Sequence[str]) -> list[Row]:
+    """Ours, then what there is of each kind, and ours to the best of them."""
+    out = rows(part, {ours: found[ours]}, unit, ours)
+    for kind in kinds:
+        same = {name: rates for name, rates in found.items() if name.startswith(kind)}
+        if same:
+            best = max(same, key=lambda name: statistics.median(same[name]))
+            out += rows(part, same | {f"{ours}, against {kind}": found[ours]}, unit, best)
+    return out
+
+
+def threads() -> dict[str, int]:
+    """PyTorch's numbers of threads: one, and one for each core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {f"{count} thread{'s' * (count > 1)}": count for count in sorted({1, cores})}
+
+
+def check(what: str, difference: float) -> str:
+    """That PyTorch finds the engine's numbers, in words.
+
+    Raises:
+        OutputError: it does not, and there is nothing to compare.
+    """
+    if not difference <= TOLERANCE:
+        raise OutputError(f"PyTorch's {what} are {difference:.2g} from the engine's, more than {TOLERANCE:g}")
+    return f"PyTorch's {what} are within {difference:.1g} of the engine's"
 
 
 def run_process(arguments: Sequence[str], cache: Path) -> Finished:

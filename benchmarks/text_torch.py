@@ -31,13 +31,13 @@ class Transformer(nn.Module):
         self.heads, self.one_row = config.n_heads, one_row
         (layer,) = params["layers"]
         qk, ov, mlp, head = layer["qk"], layer["ov"], layer["mlp"], params["head"]
-        self.embed = nn.Embedding.from_pretrained(_tensor(params["embed"]["W_E"]), freeze=False)
-        self.positions = nn.Parameter(_tensor(params["embed"]["W_pos"]))
-        self.query, self.key = (_linear(_joined(qk[f"W_{name}"]), qk[f"b_{name}"].ravel()) for name in "QK")
-        self.value = _linear(_joined(ov["W_V"]), ov["b_V"].ravel())
-        self.out = _linear(ov["W_O"].reshape(-1, config.d_model), ov["b_O"])
-        self.up, self.down = (_linear(mlp[f"W_{name}"], mlp[f"b_{name}"]) for name in ("in", "out"))
-        self.head = _linear(head["W_U"], head["b_U"])
+        self.embed = nn.Embedding.from_pretrained(tensor(params["embed"]["W_E"]), freeze=False)
+        self.positions = nn.Parameter(tensor(params["embed"]["W_pos"]))
+        self.query, self.key = (linear(joined(qk[f"W_{name}"]), qk[f"b_{name}"].ravel()) for name in "QK")
+        self.value = linear(joined(ov["W_V"]), ov["b_V"].ravel())
+        self.out = linear(ov["W_O"].reshape(-1, config.d_model), ov["b_O"])
+        self.up, self.down = (linear(mlp[f"W_{name}"], mlp[f"b_{name}"]) for name in ("in", "out"))
+        self.head = linear(head["W_U"], head["b_U"])
 
     def groups(self) -> dict[str, list[nn.Parameter]]:
         """The parameters of each circuit."""
@@ -64,18 +64,20 @@ class Transformer(nn.Module):
         return self.head(rows[:, 0] if self.one_row else rows[every, last]), attention
 
 
-def _tensor(values: Any) -> torch.Tensor:
+def tensor(values: Any) -> torch.Tensor:
+    """A copy."""
     return torch.tensor(np.asarray(values))
 
 
-def _joined(W: Any) -> Any:
+def joined(W: Any) -> Any:
     """(H, d, dh) as one matrix, (d, H * dh)."""
     return W.transpose(1, 0, 2).reshape(W.shape[1], -1)
 
 
-def _linear(W: Any, b: Any) -> nn.Linear:
+def linear(W: Any, b: Any) -> nn.Linear:
+    """A layer of x W + b."""
     layer = nn.Linear(*W.shape)
-    layer.weight.data, layer.bias.data = _tensor(W.T), _tensor(b)
+    layer.weight.data, layer.bias.data = tensor(W.T), tensor(b)
     return layer
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import text, text_posts, text_runs
-from benchmarks.measure import Bench
+from benchmarks.measure import Bench, beside, check
 from benchmarks.text_runs import every_embedding, every_row, lacking, start
 from experiments.text.arms import controlled
 from experiments.text.data import TextData
@@ -84,11 +84,11 @@ def test_pytorch_trains_and_reads_alike_one_run_at_a_time(tiny, monkeypatch):
 @pytest.mark.parametrize("difference", [2e-4, np.nan])
 def test_what_differs_is_not_compared(difference):
     with pytest.raises(OutputError, match=r"PyTorch's losses are .* from the engine's, more than 0\.0001"):
-        text.check("losses", difference)
+        check("losses", difference)
 
 
 def test_ours_is_beside_the_best_of_each_kind():
     found = {"ours": [8.0, 8.0], "slow, 1 thread": [4.0, 4.0], "slow, 2 threads": [2.0, 1.0]}
-    rows = {row.name: row for row in text.beside("ours", found, "posts/s", ("slow", "not there"))}
+    rows = {row.name: row for row in beside("p", "ours", found, "posts/s", ("slow", "not there"))}
     assert rows["ours, against slow"].ratio == 2 and rows["ours, against slow"].baseline == "slow, 1 thread"
     assert list(rows) == ["ours", "slow, 1 thread", "slow, 2 threads", "ours, against slow"]
