@@ -195,7 +195,8 @@ def draw(records: Sequence[Record], protocol: Protocol, name: str, folder: Path)
         if len(frame)
     ]
     files.append(write_text(folder / "verdict.md", said))
-    return [*files, *draw_squad(by_arm(records, protocol), tables.title(records, protocol, name), folder)]
+    title = tables.title(records, protocol, name)
+    return [*files, *draw_squad(by_arm(records, protocol), title, protocol.reading, folder)]
 
 
 def draw_tuned(records: Sequence[Record], protocol: Protocol, name: str, folder: Path) -> list[Path]:

@@ -307,15 +307,15 @@ def test_joined_runs_and_their_table(protocol):
 def test_the_verdict_follows_the_numbers(protocol):
     records = made.made(protocol)
     said = verdict.verdict(records, protocol, "controlled")
-    assert "it shows that the pipeline runs" in said and "without a model, first words gives 0.050" in said
+    assert "it shows that the pipeline runs" in said and "without a model, the first sentence gives 0.050" in said
     # Made entropy rises with QK: flatter, and more of it on the answer.
     assert "5e-4, QK x20 beside 5e-4: attention is flatter" in said and "puts more on the answer (MRTA +0.130" in said
     assert "MRTA +0.0801 [0.0801, 0.0801], of it -0.0500 [-0.0500, -0.0500] by every rate a tenth and +0.130" in said
     assert "MRTA: QK x20 +0.130" in said and "At an equal QK rate (1e-3)" in said
     for record in records:
-        record["runs"][0]["best"]["dev"]["f1"] = 0.01
+        record["runs"][0]["end"]["dev"]["f1"] = 0.01
         if record["arm"]["qk"] == 20:
-            record["runs"][0]["best"]["dev"]["entropy"] = 0.1 + 0.01 * (record["arm"]["seed"] == 1235)
+            record["runs"][0]["end"]["dev"]["entropy"] = 0.1 + 0.01 * (record["arm"]["seed"] == 1235)
     records[0]["runs"][0]["diverged_at"] = 2
     said = verdict.verdict(records, protocol, "controlled")
     assert "5e-5, QK x20 beside 5e-5: attention is sharper" in said and "no arm answers better than that" in said
@@ -342,12 +342,12 @@ def test_figures_draw_what_is_there(protocol, tmp_path):
     records = made.made(protocol)
     records[1]["runs"][0] |= {"diverged_at": 1, "end": {"dev": {}}, "best": {"epoch": 0, "dev": {}}}
     joined = readings.by_arm(records[:7], replace(protocol, arms=protocol.arms[:2]))
-    files = draw_squad(joined, "a title", tmp_path)
+    files = draw_squad(joined, "a title", "end", tmp_path)
     assert [file.name for file in files] == ["dtap.png", "learning.png", "attention.png", "curves.png"]
     assert all(file.stat().st_size > 10_000 for file in files)
     draw_squad_tuning(joined[:2], [], tmp_path / "tuned.png")
     with pytest.raises(InputError, match="at least one"):
-        draw_squad([], "a title", tmp_path)
+        draw_squad([], "a title", "end", tmp_path)
     assert label({"rate": 5e-4, "qk": 20.0}) == "5e-4, QK x20" and label({"rate": 0.01, "qk": 1.0}) == "1e-2"
 
 

@@ -77,6 +77,11 @@ class Protocol:
                 reject(what, values, "at least one, all different")
 
     @property
+    def reading(self) -> str:
+        """Where the arms are compared first: as published at each run's best epoch, else after equally many."""
+        return "best" if self.published else "end"
+
+    @property
     def runs(self) -> tuple[Run, ...]:
         """Every arm from every seed, in the order in which they are trained: a seed of every arm before the next seed."""
         return tuple(Run(arm, seed) for seed in self.seeds for arm in self.arms)

@@ -13,6 +13,7 @@ from experiments.squad.published import compared_frame
 from experiments.squad.readings import NAMED, QUANTITIES, READINGS, SPLITS, by_arm
 from experiments.text.arms import Comparison
 from experiments.text.readings import Record, matched_level, values
+from qkdyn.figures.squad import WHEN
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import paired_difference
 from qkdyn.results.summary import mean_and_sd
@@ -139,7 +140,7 @@ def baselines_frame(arms: Sequence[Record]) -> pd.DataFrame:
 
 
 def show(records: Sequence[Record], protocol: Protocol, name: str) -> None:
-    """Print the main quantities of each comparison at the best epoch, on dev."""
+    """Print the main quantities of each comparison on dev."""
     from rich.console import Console
     from rich.table import Table
 
@@ -148,12 +149,14 @@ def show(records: Sequence[Record], protocol: Protocol, name: str) -> None:
     long = summary_frame(arms, protocol)
     console.print(title(records, protocol, name), soft_wrap=True)
     for comparison, there in compared(arms, protocol):
-        out = Table(title=f"{comparison.name}: dev at the best epoch, mean ± half of the 95% interval")
+        out = Table(title=f"{comparison.name}: dev {WHEN[protocol.reading]}, mean ± half of the 95% interval")
         out.add_column("arm", no_wrap=True)
         shown = [NAMED[name] for name in SHOWN]
         for quantity in shown:
             out.add_column(quantity.short, justify="right")
-        kept = (long["comparison"] == comparison.name) & (long["reading"] == "best") & (long["split"] == "dev")
+        kept = (
+            (long["comparison"] == comparison.name) & (long["reading"] == protocol.reading) & (long["split"] == "dev")
+        )
         part = long.loc[kept]
         lines = {(line.arm, line.quantity): line for line in part.itertuples(index=False)}
         for record in there:

@@ -82,7 +82,7 @@ def tuning_verdict(records: Sequence[Record], name: str) -> str:
         said += [
             f"Of QK multipliers at that rate the best is x{best['arm']['qk']:g} (published x{FAST:g}); its F1 is {told(gain)} "
             f"beside no multiplier, so that selection {judged(gain, 'asks for a faster QK', no, no)}.",
-            f"Attention of that choice, on dev, {contrast(best, base)}.",
+            f"Attention of that choice, on dev, {contrast(best, base, 'best')}.",
         ]
     runs = len(records[0]["runs"])
     return (

@@ -10,7 +10,7 @@ from experiments.squad.readings import by_arm, seeds_of, whole
 from experiments.squad.tables import compared, title, uniform
 from experiments.text.claims import Estimate, change, estimate, judged, told
 from experiments.text.readings import Record, matched_level, values
-from qkdyn.figures.squad import label
+from qkdyn.figures.squad import WHEN, label
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import factorial_effects
 
@@ -24,6 +24,13 @@ NAMES = {
     "ac": "AC",
     "comprehensiveness": "comprehensiveness",
     "sufficiency": "sufficiency",
+}
+RULES = {
+    "frequent": "the most frequent answer",
+    "sentence": "the first sentence",
+    "nearest": "the words nearest to the question's",
+    "middle": "the middle of the window, which is what centring gives away,",
+    "token_frequencies": "how frequent tokens are in answers",
 }
 UNITS = {"entropy": " nats", "head_entropy": " nats", "ac": "%", "loss": " nats"}
 # The published contrast and the arms between: every rate a tenth, then QK x20.
@@ -41,15 +48,16 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
     """
     arms = by_arm(records, protocol)
     found, seeds = {record["arm"]["name"]: record for record in arms}, seeds_of(arms)
-    said = [*_scale(protocol), *_answers(arms), *_diverged(arms)]
+    reading = protocol.reading
+    said = [*_scale(protocol), *_answers(arms, reading), *_diverged(arms)]
     if protocol.published:
-        said += _beside_published(arms, protocol)
-    said += [line for _, there in compared(arms, protocol) for line in _pairs(there)]
-    said += _as_published(found) + _crossed(found) + _equal(found) + _longer(arms)
+        said += _beside_published(arms)
+    said += [line for _, there in compared(arms, protocol) for line in _pairs(there, reading)]
+    said += _as_published(found, reading) + _crossed(found, reading) + _equal(found, reading) + _other(arms, reading)
     said += [f"Data: {'; '.join(records[0]['notes'])}."]
     head = (
         f"**{title(records, protocol, name)}**: {len(records)} of {len(protocol.runs)} runs, {seeds} "
-        f"{'seed' if seeds == 1 else 'seeds'}; dev at each run's best epoch, unless said."
+        f"{'seed' if seeds == 1 else 'seeds'}; dev {WHEN[reading]}, unless said."
     )
     head += (
         " One run has no interval, and no difference can be told from chance."
@@ -71,34 +79,39 @@ def _scale(protocol: Protocol) -> list[str]:
     ]
 
 
-def _answers(arms: Sequence[Record]) -> list[str]:
+def _answers(arms: Sequence[Record], reading: str) -> list[str]:
     """Whether the arms answer better than what needs no model."""
     known = arms[0]["baselines"]
-    best = max((n for n in known if known[n].get("f1") is not None), key=lambda n: known[n]["f1"], default=None)
-    cheap = min((n for n in known if known[n].get("loss") is not None), key=lambda n: known[n]["loss"], default=None)
-    scores = {record["arm"]["name"]: estimate(values(record, "best", "dev", "f1")) for record in arms}
-    losses = {record["arm"]["name"]: estimate(values(record, "best", "dev", "loss")) for record in arms}
-    line = "F1 on dev: " + ", ".join(
-        f"{label(record['arm'])} {told(scores[record['arm']['name']], sign=False)}" for record in arms
-    )
-    if best is not None:
-        floor = known[best]["f1"]
-        above = [
-            name for name, score in scores.items() if (score.low if np.isfinite(score.low) else score.mean) > floor
-        ]
-        verb = (
-            f"{len(above)} of {len(scores)} arms answer better than that"
-            if above
-            else "no arm answers better than that"
-        )
-        line += f"; without a model, {best.replace('_', ' ')} gives {floor:.3f}: {verb}"
-    lines = [line + "."]
-    if cheap is not None:
-        own = ", ".join(f"{label(r['arm'])} {told(losses[r['arm']['name']], sign=False)}" for r in arms)
+    scores = {label(r["arm"]): estimate(values(r, reading, "dev", "f1")) for r in arms}
+    lines = ["F1 on dev: " + ", ".join(f"{arm} {told(score, sign=False)}" for arm, score in scores.items())]
+    if (best := floor(arms[0], "f1")) is not None:
+        lines[0] += f"; without a model, {RULES.get(best, best)} gives {known[best]['f1']:.3f}: "
+        lines[0] += f"{_better(scores, known[best]['f1'])} better than that"
+    if (best := floor(arms[0], "loss")) is not None:
+        losses = {label(r["arm"]): estimate(values(r, reading, "dev", "loss")) for r in arms}
+        own = ", ".join(f"{arm} {told(loss, sign=False)}" for arm, loss in losses.items())
         lines.append(
-            f"Loss on dev, nats per token of the answer: {own}; {cheap.replace('_', ' ')} gives {known[cheap]['loss']:.3f}."
+            f"Loss on dev, nats per token of the answer: {own}; {RULES.get(best, best)} gives {known[best]['loss']:.3f}"
         )
-    return lines
+    shown = float(np.nanmax(values(arms[0], "end", "dev", "shown"), initial=-1.0))
+    if shown >= 0:
+        lines.append(
+            f"The prompt shows the whole answer to {100 * shown:.0f}% of dev questions; the others cannot be right"
+        )
+    return [f"{line}." for line in lines]
+
+
+def floor(record: Record, name: str) -> str | None:
+    """The rule without a model that has the highest F1, or the least loss; None where none is known."""
+    known = {rule: own[name] for rule, own in record["baselines"].items() if own.get(name) is not None}
+    pick = min if name == "loss" else max
+    return pick(known, key=lambda rule: known[rule], default=None)
+
+
+def _better(scores: Mapping[str, Estimate], least: float) -> str:
+    """How many arms have a score above `least`, by their intervals where they have one."""
+    above = sum((score.low if np.isfinite(score.low) else score.mean) > least for score in scores.values())
+    return f"{above} of {len(scores)} arms answer" if above else "no arm answers"
 
 
 def _diverged(arms: Sequence[Record]) -> list[str]:
@@ -116,7 +129,7 @@ def _told(name: str, found: Estimate) -> str:
     return f"{NAMES[name]} {told(found)}{UNITS.get(name, '')}"
 
 
-def contrast(other: Record, first: Record, reading: str = "best", split: str = "dev", level: float = np.nan) -> str:
+def contrast(other: Record, first: Record, reading: str, split: str = "dev", level: float = np.nan) -> str:
     """Whether attention is sharper, and whether more of it is on the answer, apart; then answers and faithfulness."""
     each = {name: change(other, first, name, reading, split, level) for name in NAMES}
     entropy, mass = each["entropy"], each["mass"]
@@ -136,38 +149,38 @@ def contrast(other: Record, first: Record, reading: str = "best", split: str = "
     return f"{sharp} ({sharpness}), {more} ({relevance}); {answers} ({rest})"
 
 
-def _ends(record: Record) -> str:
+def _ends(record: Record, reading: str) -> str:
     """Where attention of an arm ends, beside what uniform attention would give."""
 
     def beside(name: str) -> str:
-        flat, unit = uniform(record, "best", "dev", name), UNITS.get(name, "")
-        own = told(estimate(values(record, "best", "dev", name)), sign=False)
+        flat, unit = uniform(record, reading, "dev", name), UNITS.get(name, "")
+        own = told(estimate(values(record, reading, "dev", name)), sign=False)
         return f"{NAMES[name]} {own}{unit}" + (f" (uniform {flat:.3f})" if np.isfinite(flat) else "")
 
     return ", ".join(beside(name) for name in ("entropy", "head_entropy", "mass", "ac"))
 
 
-def _pairs(there: Sequence[Record]) -> list[str]:
+def _pairs(there: Sequence[Record], reading: str) -> list[str]:
     """The arms of a comparison beside its first."""
     first, level = there[0], matched_level(there)
-    said = [f"{label(record['arm'])} ends at {_ends(record)}." for record in there]
+    said = [f"{label(record['arm'])} ends at {_ends(record, reading)}." for record in there]
     for other in there[1:]:
         who = f"{label(other['arm'])} beside {label(first['arm'])}"
-        said.append(f"{who}: attention {contrast(other, first)}.")
+        said.append(f"{who}: attention {contrast(other, first, reading)}.")
         if np.isfinite(level):
             matched = contrast(other, first, "matched", "selection", level)
             said.append(f"{who}, where the training loss is {level:.2f} (selection questions): attention {matched}.")
     return said
 
 
-def _as_published(found: Found) -> list[str]:
+def _as_published(found: Found, reading: str) -> list[str]:
     """The published contrast, and what of it is every rate a tenth, and what QK x20."""
     if any(name not in found for name in (BASE, SLOW, FAST)):
         return []
     said = []
     for name in ("entropy", "mass", "ac", "f1", "loss"):
         total, rates, qk = (
-            change(found[b], found[a], name, "best", "dev") for a, b in ((BASE, FAST), (BASE, SLOW), (SLOW, FAST))
+            change(found[b], found[a], name, reading, "dev") for a, b in ((BASE, FAST), (BASE, SLOW), (SLOW, FAST))
         )
         said.append(f"{_told(name, total)}, of it {told(rates)} by every rate a tenth and {told(qk)} by QK x20")
     return [
@@ -176,14 +189,14 @@ def _as_published(found: Found) -> list[str]:
     ]
 
 
-def _crossed(found: Found) -> list[str]:
+def _crossed(found: Found, reading: str) -> list[str]:
     """QK x20 and the base rate as a factorial."""
     cells = ((SLOW, FAST), (BASE, DOSED))
     if any(name not in found for row in cells for name in row):
         return []
     said = []
     for name in ("entropy", "mass", "ac", "f1"):
-        own = np.array([[values(found[cell], "best", "dev", name) for cell in row] for row in cells])
+        own = np.array([[values(found[cell], reading, "dev", name) for cell in row] for row in cells])
         effects = factorial_effects(own, ("rate", "QK"))
         each = {
             which: Estimate(*(float(part[i]) for part in effects.interval[:3]), seeds=own.shape[-1], of=own.shape[-1])
@@ -196,31 +209,30 @@ def _crossed(found: Found) -> list[str]:
     return [f"Main effects over both base rates and both QK multipliers: {'; '.join(said)}."]
 
 
-def _equal(found: Found) -> list[str]:
+def _equal(found: Found, reading: str) -> list[str]:
     """Equal QK rates, other rates ten times apart."""
     if any(name not in found for name in (EQUAL, FAST)):
         return []
     return [
         f"At an equal QK rate (1e-3), a tenth of every other rate ({label(found[FAST]['arm'])} beside "
-        f"{label(found[EQUAL]['arm'])}): attention {contrast(found[FAST], found[EQUAL])}."
+        f"{label(found[EQUAL]['arm'])}): attention {contrast(found[FAST], found[EQUAL], reading)}."
     ]
 
 
-def _longer(arms: Sequence[Record]) -> list[str]:
-    """The last epoch beside the best one."""
+def _other(arms: Sequence[Record], reading: str) -> list[str]:
+    """The last epoch and the best one."""
     said = []
     for record in whole(arms):
-        end, best = (values(record, reading, "dev", "mass") for reading in ("end", "best"))
-        f1 = estimate(*(values(record, reading, "dev", "f1") for reading in ("end", "best")))
+        mass, f1 = (estimate(*(values(record, at, "dev", name) for at in ("best", "end"))) for name in ("mass", "f1"))
         epochs = [run["best"].get("epoch") for run in record["runs"] if run["best"]]
         said.append(
             f"{label(record['arm'])} (best epochs {', '.join(map(str, epochs))} of {record['arm']['epochs']}) MRTA "
-            f"{told(estimate(end, best))}, F1 {told(f1)}"
+            f"{told(mass)}, F1 {told(f1)}"
         )
-    return [f"After the last epoch instead of the best: {'; '.join(said)}."] if said else []
+    return [f"At the best epoch instead of the last: {'; '.join(said)}."] if said else []
 
 
-def _beside_published(arms: Sequence[Record], protocol: Protocol) -> list[str]:
+def _beside_published(arms: Sequence[Record]) -> list[str]:
     """The printed numbers beside ours, the main ones."""
     frame = compared_frame(arms)
     kept = frame.loc[frame["quantity"].isin(PUBLISHED) & (frame["split"] == "dev") & (frame["reading"] == "best")]

@@ -31,6 +31,7 @@ PANELS = (
     ("comprehensiveness", "faithful: comprehensiveness", None, None),
     ("sufficiency", "faithful: sufficiency", None, None),
 )
+WHEN = {"end": "after the last epoch", "best": "at each run's best epoch"}
 CURVES = ("training_loss", "loss", "f1", "mass", "entropy")
 LABELS = {
     "training_loss": "training loss (smoothed,\nwith dropout), nats",
@@ -45,12 +46,13 @@ def label(arm: Mapping[str, Any]) -> str:
     return rate + (f", QK x{arm['qk']:g}" if arm["qk"] != 1 else "")
 
 
-def draw_squad(arms: Sequence[Record], title: str, folder: str | Path) -> list[Path]:
+def draw_squad(arms: Sequence[Record], title: str, reading: str, folder: str | Path) -> list[Path]:
     """Draw dtap.png (Figure 5), learning.png, attention.png and curves.png.
 
     Args:
         arms: records of arms with a run for each seed, as `experiments.squad.readings.by_arm` joins them.
         title: protocol and sizes.
+        reading: of the heat maps and curves over thresholds: end or best.
         folder: an existing folder.
 
     Raises:
@@ -59,21 +61,21 @@ def draw_squad(arms: Sequence[Record], title: str, folder: str | Path) -> list[P
     if not arms:
         raise InputError("arms must hold at least one with a finished run, got none")
     figures = {
-        "dtap.png": draw_dtap(arms, title),
+        "dtap.png": draw_dtap(arms, title, reading),
         "learning.png": draw_learning(arms, title),
         "attention.png": draw_attention(arms, title),
-        "curves.png": draw_curves(arms, title),
+        "curves.png": draw_curves(arms, title, reading),
     }
     return [canvas.save(figure, Path(folder) / name) for name, figure in figures.items()]
 
 
-def draw_dtap(arms: Sequence[Record], title: str) -> "matplotlib.figure.Figure":
+def draw_dtap(arms: Sequence[Record], title: str, reading: str) -> "matplotlib.figure.Figure":
     """Figure 5: percent of dev questions by rollout mass on the answer and probability; mean and deviation over seeds."""
     edges = arms[0]["edges"]
     bins = [f"< {edges[1]:g}", *(f"to {edge:g}" for edge in edges[2:-1]), f"> {edges[-2]:g}"]
     figure = canvas.new_figure(max(2.8 * len(arms) + 1.0, 7.0), 2.9 * len(AXES) + 1.0)
     grid = figure.subplots(len(AXES), len(arms), squeeze=False)
-    found = [[_maps(record, name) for record in arms] for name, _ in AXES]
+    found = [[_maps(record, reading, name) for record in arms] for name, _ in AXES]
     most = max((float(maps.mean(0).max()) for line in found for maps in line if len(maps)), default=100.0)
     for line, maps, (_, whose) in zip(grid, found, AXES, strict=True):
         for axes, own in zip(line, maps, strict=True):
@@ -83,13 +85,13 @@ def draw_dtap(arms: Sequence[Record], title: str) -> "matplotlib.figure.Figure":
         axes.set_title(label(record["arm"]), fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("rollout mass on the answer", fontsize=8)
-    _headed(figure, "Percent of dev questions at the best epoch, mean ± standard deviation over seeds", title)
+    _headed(figure, f"Percent of dev questions {WHEN[reading]}, mean ± standard deviation over seeds", title)
     return figure
 
 
-def _maps(record: Record, name: str) -> np.ndarray:
+def _maps(record: Record, reading: str, name: str) -> np.ndarray:
     """Heat maps of the runs that have one, (runs, k, k)."""
-    known = [measured(run, "best", "dev").get(name) for run in record["runs"]]
+    known = [measured(run, reading, "dev").get(name) for run in record["runs"]]
     kept = [as_numbers(own) for own in known if own is not None]
     return np.array([own for own in kept if np.isfinite(own).all()])
 
@@ -146,16 +148,16 @@ def draw_attention(arms: Sequence[Record], title: str) -> "matplotlib.figure.Fig
     return figure
 
 
-def draw_curves(arms: Sequence[Record], title: str) -> "matplotlib.figure.Figure":
-    """AC against the threshold, dev at the best epoch: mean and range over seeds, beside uniform attention."""
+def draw_curves(arms: Sequence[Record], title: str, reading: str) -> "matplotlib.figure.Figure":
+    """AC against the threshold, dev: mean and range over seeds, beside uniform attention."""
     figure = canvas.new_figure(7.4, 4.4)
     axes = figure.subplots(1, 1)
     canvas.style(axes)
     x = np.array(arms[0]["thresholds"])
     for record, (colour, dashes) in zip(arms, looks_of(arms), strict=True):
-        canvas.band(axes, x, _heights(record, "ac_curve", len(x)), colour, 1.5)
+        canvas.band(axes, x, _heights(record, reading, "ac_curve", len(x)), colour, 1.5)
         axes.lines[-1].set_linestyle(dashes)
-    flat = _heights(arms[0], "uniform_ac_curve", len(x))
+    flat = _heights(arms[0], reading, "uniform_ac_curve", len(x))
     axes.plot(
         x, flat[np.isfinite(flat).all(1)].mean(0) if np.isfinite(flat).all(1).any() else flat[0], color=canvas.INK
     )
@@ -164,7 +166,7 @@ def draw_curves(arms: Sequence[Record], title: str) -> "matplotlib.figure.Figure
     axes.set(xlim=(0, 1), ylim=(-2, 102))
     axes.set_xlabel("threshold of rollout mass on the answer (upright: the published one)", fontsize=9)
     axes.set_ylabel("% of dev questions that reach it", fontsize=9)
-    _headed(figure, "AC against its threshold, at the best epoch", title)
+    _headed(figure, f"AC against its threshold, {WHEN[reading]}", title)
     canvas.legend(figure, [*_key(arms), _line("uniform attention", canvas.INK, DOTS)])
     return figure
 
@@ -215,9 +217,9 @@ def _of_runs(record: Record, reading: str, name: str, split: str = "dev") -> np.
     return as_numbers([measured(run, reading, split).get(name) for run in record["runs"]])
 
 
-def _heights(record: Record, name: str, count: int) -> np.ndarray:
+def _heights(record: Record, reading: str, name: str, count: int) -> np.ndarray:
     """A curve of each run, (runs, thresholds), NaN where it has none."""
-    known = [measured(run, "best", "dev").get(name) for run in record["runs"]]
+    known = [measured(run, reading, "dev").get(name) for run in record["runs"]]
     return np.stack([np.full(count, np.nan) if own is None else as_numbers(own) for own in known])
 
 
