@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Key
 
@@ -26,16 +25,16 @@ def init_language(
     config: TransformerConfig,
     vectors: Float[np.ndarray | Array, "V d"] | None = None,
 ) -> dict[str, Any]:
-    """The tree of `qkdyn.transformer.init_transformer` at the published start, float32.
+    """The tree of `qkdyn.transformer.init_transformer` at the published start, in numpy, float32.
 
     Token vectors are N(0, 0.1^2); all other matrices, positions included, U(-a, a) with a = sqrt(3 / (fan_in + fan_out))
     (Xavier's at a gain of 1/sqrt(2)), heads being slices of one matrix of all; biases U(-1/sqrt(fan_in), 1/sqrt(fan_in));
-    gains of LayerNorm 1, its biases 0. Each parameter has a key of its own.
+    gains of LayerNorm 1, its biases 0. Each parameter has a stream of its own; nothing is compiled.
 
     Args:
-        key: of all draws.
+        key: of all draws; not traced.
         config: of the model; its `init_std` is not used.
-        vectors: token vectors that replace those drawn in rows without NaN, see `load_vectors`.
+        vectors: token vectors that replace those drawn, in rows without NaN, see `load_vectors`.
 
     Raises:
         InputError: vectors of another shape.
@@ -44,31 +43,32 @@ def init_language(
         allowed = f"of shape {(config.vocabulary, config.d_model)}, a row for each token"
         reject("vectors", list(vectors.shape), allowed, "take a file of d_model numbers a word")
     leaves, structure = jax.tree_util.tree_flatten_with_path(shapes(config), is_leaf=is_shape)
+    seed = np.asarray(jax.random.key_data(key)).tolist()
     drawn = [
-        _draw(jax.random.fold_in(key, number), path[-1].key, shape, config)
+        _draw(np.random.default_rng([*seed, number]), path[-1].key, shape, config)
         for number, (path, shape) in enumerate(leaves)
     ]
     params = jax.tree.unflatten(structure, drawn)
     if vectors is not None:
-        known = jnp.isfinite(jnp.asarray(vectors)).all(1, keepdims=True)
-        params["embed"]["W_E"] = jnp.where(known, jnp.asarray(vectors, jnp.float32), params["embed"]["W_E"])
+        known = np.isfinite(vectors).all(1)
+        params["embed"]["W_E"][known] = np.asarray(vectors)[known]
     return params
 
 
-def _draw(key: Key[Array, ""], name: str, shape: tuple[int, ...], config: TransformerConfig) -> Array:
+def _draw(rng: np.random.Generator, name: str, shape: tuple[int, ...], config: TransformerConfig) -> np.ndarray:
     """One parameter by its name."""
     d, heads = config.d_model, config.n_heads * config.d_head
     if name == "W_E":
-        return TOKEN_STD * jax.random.normal(key, shape, jnp.float32)
+        return np.float32(TOKEN_STD) * rng.standard_normal(shape, np.float32)
+    fan_in = {"b_O": heads, "b_out": config.d_mlp or d}.get(name, d)
     if name.startswith("W_"):
         # Of the matrix that has all heads side by side.
-        fans = d + heads if len(shape) == 3 else sum(shape)
-        bound = GAIN * math.sqrt(6 / fans)
-        return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
-    fan_in = {"b_O": heads, "b_out": config.d_mlp}.get(name, d)
-    if name in ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out", "b_U") and fan_in:
-        return jax.random.uniform(key, shape, jnp.float32, -(fan_in**-0.5), fan_in**-0.5)
-    return jnp.full(shape, float(name.startswith("g_")), jnp.float32)
+        bound = GAIN * math.sqrt(6 / (d + heads if len(shape) == 3 else sum(shape)))
+    elif name in ("b_Q", "b_K", "b_V", "b_O", "b_in", "b_out", "b_U"):
+        bound = fan_in**-0.5
+    else:
+        return np.full(shape, name.startswith("g_"), np.float32)
+    return np.float32(bound) * (2 * rng.random(shape, np.float32) - 1)
 
 
 def load_vectors(path: str | Path, vocabulary: Vocabulary) -> Float32[np.ndarray, "V d"]:

@@ -112,11 +112,12 @@ def begin(job: LanguageJob, seed: int, vectors: Any = None) -> LanguageState:
         vectors: token vectors known before, see `qkdyn.transformer_init.load_vectors`.
     """
     check_count("seed", seed, minimum=0)
-    return jax.jit(_begin, static_argnums=0)(job, jnp.uint32(seed), vectors)
+    return jax.jit(_begun, static_argnums=0)(
+        job, jnp.uint32(seed), init_language(_key(seed, _START), job.model, vectors)
+    )
 
 
-def _begin(job: LanguageJob, seed: Any, vectors: Any) -> LanguageState:
-    params = init_language(_key(seed, _START), job.model, vectors)
+def _begun(job: LanguageJob, seed: Any, params: Any) -> LanguageState:
     ones: dict[str, Any] = dict.fromkeys(map(str, LABELS), 1.0)
     opt = _optimizer(job, params, LanguageRun(1.0, ones, ones), 1.0, 0.9).init(params)
     return LanguageState(params, opt, jnp.int32(0), seed)

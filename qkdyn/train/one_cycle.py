@@ -8,7 +8,7 @@ LOW, HIGH = 0.85, 0.95  # beta1 at the largest rate, and at both ends of the cyc
 
 
 def one_cycle(
-    xp: Any, step: Any, *, cycle: int, warmup: float, divide: float = 25.0, final: float = 1e4
+    xp: Any, step: Any, *, cycle: int, warmup: int, divide: float = 25.0, final: float = 1e4
 ) -> tuple[Any, Any]:
     """Share of the largest rate, and beta1, of each update: `torch.optim.lr_scheduler.OneCycleLR` with cosines.
 

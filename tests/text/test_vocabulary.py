@@ -35,7 +35,9 @@ def gpt2(folder):
 
 @pytest.fixture(scope="module")
 def unspaced(folder):
-    return byte_bpe(folder / "gpt2_bpe" / "encoder.json", folder / "gpt2_bpe" / "vocab.bpe", expected=None, spaced=False)
+    return byte_bpe(
+        folder / "gpt2_bpe" / "encoder.json", folder / "gpt2_bpe" / "vocab.bpe", expected=None, spaced=False
+    )
 
 
 def test_words_are_numbered_by_count_then_alphabet():
@@ -201,3 +203,46 @@ def test_published_vocabularies_give_the_published_ids():
     )
     assert gpt2.size == 50_257 and gpt2.pad == 50_256
     assert gpt2.encode(["Hello", "world"]).ids.tolist() == [15496, 995]
+
+
+def _merged(word, merges, entries):
+    """Byte pairs by the definition: the earliest merge that applies, everywhere, until none does."""
+    letters = byte_letters()
+    pieces = [letters[byte] for byte in word.encode()]
+    for left, right in merges:
+        at = 0
+        while at < len(pieces) - 1:
+            if pieces[at : at + 2] == [left, right]:
+                pieces[at : at + 2] = [left + right]
+            at += 1
+    return [entries[piece] for piece in pieces]
+
+
+def test_a_cut_vocabulary_has_the_first_merges_alone(folder, gpt2):
+    files = folder / "gpt2_bpe" / "encoder.json", folder / "gpt2_bpe" / "vocab.bpe"
+    _, merges = bpe_entries()
+    size = 256 + 30 + 1
+    cut = byte_bpe(*files, size=size, expected=None)
+    assert cut.size == size and cut.pad == size - 1 and cut.symbols[-1] == "<|endoftext|>"
+    assert cut.symbols[:-1] == gpt2.symbols[: size - 1]
+    entries = {symbol: index for index, symbol in enumerate(cut.symbols)}
+    first = [tuple(merge.split(" ")) for merge in merges[:30]]
+    for word in (" badoku", "ziba", "é ba", " bubabo"):
+        assert list(cut.split(word)) == _merged(word, first, entries)
+    bytes_alone = byte_bpe(*files, size=257, expected=None)
+    assert bytes_alone.pad == 256 and len(bytes_alone.split("badoé")) == 6
+    whole = byte_bpe(*files, size=gpt2.size, expected=None)
+    assert whole.symbols == gpt2.symbols and whole.split(" badoku") == gpt2.split(" badoku")
+    for wrong in (256, gpt2.size + 1):
+        with pytest.raises(InputError, match=rf"size must be from 257 \(bytes .*\) to {gpt2.size}, .*, got {wrong}"):
+            byte_bpe(*files, size=wrong, expected=None)
+
+
+def test_entries_that_no_merge_makes_are_refused(tmp_path):
+    entries, pairs = bpe_entries()
+    write(tmp_path / "encoder.json", json.dumps(entries))
+    write(tmp_path / "vocab.bpe", "\n".join(["#version: 0.2", *pairs[:-3]]) + "\n")
+    with pytest.raises(
+        DataError, match=r"vocab\.bpe makes no '.*', which .*encoder\.json has; give the vocab\.bpe and"
+    ):
+        byte_bpe(tmp_path / "encoder.json", tmp_path / "vocab.bpe", expected=None)
