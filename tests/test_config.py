@@ -113,7 +113,7 @@ import sys, time
 from qkdyn.config import main_guard
 def main():
     print("at work", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 sys.exit(main_guard(main))
 """
 
@@ -125,7 +125,7 @@ def test_a_signal_at_any_time_is_one_line_and_a_status_of_its_own(number, status
     )
     assert process.stdout.readline() == "at work\n"
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=600)
     assert (process.returncode, err) == (status, f"\nended by {number.name}: what was written before is whole\n")
 
 
@@ -141,5 +141,5 @@ def test_an_interruption_says_what_it_is_told(capsys):
 def test_an_interrupt_during_imports_has_no_traceback():
     """Sent as soon as the package of experiments is entered, before any library is."""
     hook = "import signal, sys; sys.argv[0] = '-m'; import experiments; signal.raise_signal(signal.SIGINT)"
-    done = subprocess.run([sys.executable, "-c", hook], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", hook], capture_output=True, text=True, timeout=600)
     assert done.returncode == -signal.SIGINT and done.stderr == ""
