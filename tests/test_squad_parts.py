@@ -310,7 +310,9 @@ def test_the_verdict_follows_the_numbers(protocol):
     assert "it shows that the pipeline runs" in said and "without a model, the first sentence gives 0.050" in said
     # Made entropy rises with QK: flatter, and more of it on the answer.
     assert "5e-4, QK x20 beside 5e-4: attention is flatter" in said and "puts more on the answer (MRTA +0.130" in said
-    assert "MRTA +0.0801 [0.0801, 0.0801], of it -0.0500 [-0.0500, -0.0500] by every rate a tenth and +0.130" in said
+    assert "MRTA +0.0801 [0.0801, 0.0801]: every rate a tenth -0.0500 [-0.0500, -0.0500], QK x20 +0.130 [0.130" in said
+    assert "MRTA by +0.0801 [0.0801, 0.0801]: +0.130 [0.130, 0.130] by QK x20, -0.0500" in said
+    assert "**In short.** 5 of 5 arms answer better than the first sentence (F1 0.050)." in said
     assert "MRTA: QK x20 +0.130" in said and "At an equal QK rate (1e-3)" in said
     for record in records:
         record["runs"][0]["end"]["dev"]["f1"] = 0.01
@@ -319,6 +321,7 @@ def test_the_verdict_follows_the_numbers(protocol):
     records[0]["runs"][0]["diverged_at"] = 2
     said = verdict.verdict(records, protocol, "controlled")
     assert "5e-5, QK x20 beside 5e-5: attention is sharper" in said and "no arm answers better than that" in said
+    assert "that have hardly learned to answer. 5e-4, QK x2 beside" in said
     assert "5e-4: 1 of 3 runs diverged" in said and "on 2 of 3 seeds" in said
     alone = verdict.verdict(records[1:2], protocol, "controlled")
     assert "no difference can be told from chance" in alone

@@ -37,7 +37,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(table1, "load", load)
     monkeypatch.setattr(cost, "cost_of", lambda recipe, run, data: cost.Cost(3, 100, 1e9, 1e8))
     monkeypatch.setattr(cost, "product_speed", lambda recipe: 1e9)
-    monkeypatch.setattr(table1, "draw_squad", lambda arms, title, folder: [])
+    monkeypatch.setattr(table1, "draw_squad", lambda arms, title, reading, folder: [])
     monkeypatch.setattr(table1, "draw_squad_tuning", lambda rates, multipliers, path: results.write_text(path, "drawn"))
     small = arms.Protocol(
         TINY,

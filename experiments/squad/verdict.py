@@ -32,6 +32,8 @@ RULES = {
     "middle": "the middle of the window, which is what centring gives away,",
     "token_frequencies": "how frequent tokens are in answers",
 }
+# Comparisons that are told arm by arm.
+PAIRED = ("dose", "slow", "published", "quick")
 UNITS = {"entropy": " nats", "head_entropy": " nats", "ac": "%", "loss": " nats"}
 # The published contrast and the arms between: every rate a tenth, then QK x20.
 BASE, SLOW, FAST, DOSED, EQUAL = "base", "slow", "slow-qk20", "base-qk20", "base-qk2"
@@ -52,8 +54,9 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
     said = [*_scale(protocol), *_answers(arms, reading), *_diverged(arms)]
     if protocol.published:
         said += _beside_published(arms)
-    said += [line for _, there in compared(arms, protocol) for line in _pairs(there, reading)]
-    said += _as_published(found, reading) + _crossed(found, reading) + _equal(found, reading) + _other(arms, reading)
+    said += [f"{label(record['arm'])} ends at {_ends(record, reading)}." for record in arms]
+    said += [line for own, there in compared(arms, protocol) if own.name in PAIRED for line in _pairs(there, reading)]
+    said += _as_published(found, reading) + _crossed(found, reading) + _equal(found, reading) + _best(arms)
     said += [f"Data: {'; '.join(records[0]['notes'])}."]
     head = (
         f"**{title(records, protocol, name)}**: {len(records)} of {len(protocol.runs)} runs, {seeds} "
@@ -64,7 +67,42 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         if seeds == 1
         else " Brackets are 95% intervals over seeds, of differences those of pairs of runs of one seed."
     )
-    return "\n".join([head, "", *(f"- {line}" for line in dict.fromkeys(said))]) + "\n"
+    short = " ".join(["**In short.**", *_in_short(arms, found, reading)])
+    return "\n".join([head, "", short, "", *(f"- {line}" for line in said)]) + "\n"
+
+
+def _in_short(arms: Sequence[Record], found: Found, reading: str) -> list[str]:
+    """Whether the arms answer; what QK does at each base rate; what of the published contrast is its doing."""
+    said, rule = [], floor(arms[0], "f1")
+    if rule is not None:
+        least = arms[0]["baselines"][rule]["f1"]
+        how = _better({label(r["arm"]): estimate(values(r, reading, "dev", "f1")) for r in arms}, least)
+        hardly = ": attention is that of models that have hardly learned to answer" if how.startswith("no ") else ""
+        said.append(f"{how[0].upper()}{how[1:]} better than {RULES.get(rule, rule)} (F1 {least:.3f}){hardly}.")
+    pairs = ((EQUAL, BASE), (DOSED, BASE), (FAST, SLOW), ("fast", "same"))
+    each = [f"{_beside(found, a, b)}: {_short(found[a], found[b], reading)}" for a, b in pairs if {a, b} <= set(found)]
+    said += [f"{'; '.join(each)}."] if each else []
+    if {BASE, SLOW, FAST} <= set(found):
+        total, rates, qk = _contrasts(found, "mass", reading)
+        said.append(
+            f"The published contrast alters MRTA by {told(total)}: {told(qk)} by QK x20, {told(rates)} by every rate a tenth."
+        )
+    return said
+
+
+def _beside(found: Found, other: str, first: str) -> str:
+    return f"{label(found[other]['arm'])} beside {label(found[first]['arm'])}"
+
+
+def _short(other: Record, first: Record, reading: str) -> str:
+    """Sharper or not, more on the answer or not, in a few words."""
+    entropy, mass = (change(other, first, name, reading, "dev") for name in ("entropy", "mass"))
+    numbers = f"entropy {told(entropy)} nats, MRTA {told(mass)}"
+    if not np.isfinite(entropy.low):
+        return f"no interval ({numbers})"
+    sharp = judged(entropy, "flatter", "sharper", "as sharp")
+    more = judged(mass, "more on the answer", "less on the answer", "no more on the answer that could be told")
+    return f"{sharp}, {more} ({numbers})"
 
 
 def _scale(protocol: Protocol) -> list[str]:
@@ -163,30 +201,37 @@ def _ends(record: Record, reading: str) -> str:
 def _pairs(there: Sequence[Record], reading: str) -> list[str]:
     """The arms of a comparison beside its first."""
     first, level = there[0], matched_level(there)
-    said = [f"{label(record['arm'])} ends at {_ends(record, reading)}." for record in there]
+    said = []
     for other in there[1:]:
         who = f"{label(other['arm'])} beside {label(first['arm'])}"
         said.append(f"{who}: attention {contrast(other, first, reading)}.")
-        if np.isfinite(level):
-            matched = contrast(other, first, "matched", "selection", level)
-            said.append(f"{who}, where the training loss is {level:.2f} (selection questions): attention {matched}.")
+        each = {name: change(other, first, name, "matched", "selection", level) for name in ("entropy", "mass", "f1")}
+        if any(np.isfinite(own.mean) for own in each.values()):
+            known = ", ".join(_told(name, own) for name, own in each.items())
+            said.append(f"{who}, where the training loss is {level:.2f} (selection questions): {known}.")
     return said
+
+
+def _contrasts(found: Found, name: str, reading: str) -> tuple[Estimate, Estimate, Estimate]:
+    """The published contrast, and its parts: every rate a tenth, then QK x20."""
+    total, rates, qk = (
+        change(found[b], found[a], name, reading, "dev") for a, b in ((BASE, FAST), (BASE, SLOW), (SLOW, FAST))
+    )
+    return total, rates, qk
 
 
 def _as_published(found: Found, reading: str) -> list[str]:
     """The published contrast, and what of it is every rate a tenth, and what QK x20."""
     if any(name not in found for name in (BASE, SLOW, FAST)):
         return []
-    said = []
-    for name in ("entropy", "mass", "ac", "f1", "loss"):
-        total, rates, qk = (
-            change(found[b], found[a], name, reading, "dev") for a, b in ((BASE, FAST), (BASE, SLOW), (SLOW, FAST))
-        )
-        said.append(f"{_told(name, total)}, of it {told(rates)} by every rate a tenth and {told(qk)} by QK x20")
-    return [
+    said = [
         "The published arms differ in two things: the faster one has a tenth of every rate and QK x20, so that its QK rate is "
-        f"twice the baseline's and its OV rate a tenth. Together: {'; '.join(said)}."
+        "twice the baseline's and its OV rate a tenth. Together, and of it by each:"
     ]
+    for name in ("entropy", "mass", "ac", "f1", "loss"):
+        total, rates, qk = _contrasts(found, name, reading)
+        said.append(f"{_told(name, total)}: every rate a tenth {told(rates)}, QK x20 {told(qk)}")
+    return ["\n  - ".join(said)]
 
 
 def _crossed(found: Found, reading: str) -> list[str]:
@@ -206,7 +251,7 @@ def _crossed(found: Found, reading: str) -> list[str]:
             f"{NAMES[name]}: QK x20 {told(each['QK'])}, every rate x10 {told(each['rate'])}, together beyond their sum "
             f"{told(each['rate x QK'])}"
         )
-    return [f"Main effects over both base rates and both QK multipliers: {'; '.join(said)}."]
+    return ["\n  - ".join(["Main effects over both base rates and both QK multipliers:", *said])]
 
 
 def _equal(found: Found, reading: str) -> list[str]:
@@ -214,13 +259,13 @@ def _equal(found: Found, reading: str) -> list[str]:
     if any(name not in found for name in (EQUAL, FAST)):
         return []
     return [
-        f"At an equal QK rate (1e-3), a tenth of every other rate ({label(found[FAST]['arm'])} beside "
-        f"{label(found[EQUAL]['arm'])}): attention {contrast(found[FAST], found[EQUAL], reading)}."
+        f"At an equal QK rate (1e-3), a tenth of every other rate ({_beside(found, FAST, EQUAL)}): attention "
+        f"{contrast(found[FAST], found[EQUAL], reading)}."
     ]
 
 
-def _other(arms: Sequence[Record], reading: str) -> list[str]:
-    """The last epoch and the best one."""
+def _best(arms: Sequence[Record]) -> list[str]:
+    """The best epoch beside the last one."""
     said = []
     for record in whole(arms):
         mass, f1 = (estimate(*(values(record, at, "dev", name) for at in ("best", "end"))) for name in ("mass", "f1"))
@@ -251,7 +296,7 @@ def _beside_published(arms: Sequence[Record]) -> list[str]:
             for name in ("probability_unspaced", "probability")
         )
         said.append(
-            "Probabilities of the answer without the space before it, as published, are lower than those of the answer that "
-            f"is learned: {fault:.3f} instead of {right:.3f} on average."
+            f"The mean probability of the answer without the space before it, as published, is {fault:.3f}; that of the "
+            f"answer as it is learned {right:.3f}."
         )
     return said
