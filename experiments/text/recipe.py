@@ -101,7 +101,7 @@ class Recipe(Fixed):
             if getattr(self, name) not in values:
                 reject(name, getattr(self, name), "one of " + ", ".join(values))
         for name in ("query_token", "causal", "mask_padding", "by_length"):
-            _check_switch(name, getattr(self, name))
+            check_switch(name, getattr(self, name))
         for name in ("n_layers", "d_model", "n_heads", "d_head", "n_ctx", "batch", "positions"):
             check_count(name, getattr(self, name))
         if self.d_mlp is not None:
@@ -141,7 +141,8 @@ class Recipe(Fixed):
         return [name for name in parameter_names(TransformerConfig(1, self.positions, 1, **sizes)) if name != "W_E"]
 
 
-def _check_switch(name: str, value: Any) -> None:
+def check_switch(name: str, value: Any) -> None:
+    """Raise InputError unless `value` is True or False."""
     if not isinstance(value, bool):
         reject(name, value, "True or False")
 
@@ -190,7 +191,7 @@ class TextArm:
             reject("name", self.name, "a word of up to 100 letters, digits and + . _ -, as the name of a file")
         if check_count("epochs", self.epochs) > MOST_EPOCHS:
             reject("epochs", self.epochs, f"at most {MOST_EPOCHS:,}")
-        _check_switch("stale", self.stale)
+        check_switch("stale", self.stale)
         check_positive("rate", self.rate, most=1.0)
         for name in (*GROUPS, "decay"):
             check_positive(name, getattr(self, name), zero=True, most=1e6)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from experiments.text.recipe import Recipe
+from experiments.text.recipe import Recipe, check_switch
 from qkdyn.errors import check_count, check_positive, reject
 from qkdyn.metrics.checks import check_share
 
@@ -50,11 +50,11 @@ class SvaRecipe(Recipe):
             "relevant": ("subject", "subject_and_verb"),
             "split": ("hash", "published"),
             "optimizer": ("adamw", "sgd"),
-            "stream": (True, False),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
-                reject(name, getattr(self, name), "one of " + ", ".join(map(str, values)))
+                reject(name, getattr(self, name), "one of " + ", ".join(values))
+        check_switch("stream", self.stream)
         if self.rows == "preambles" and (self.relevant, self.split) != ("subject", "hash"):
             found = f"{self.relevant}, split {self.split}"
             reject("relevant and split of preambles", found, "subject, split hash: a preamble has no verb")
@@ -66,8 +66,10 @@ class SvaRecipe(Recipe):
         for name in ("sure", "ac_probability"):
             if getattr(self, name) is not None:
                 check_share(name, getattr(self, name))
-        rising = all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))
-        if len(self.edges) != 4 or self.edges[0] != 0 or not rising or self.edges[-1] <= 1:
-            reject("edges", self.edges, "four rising numbers, the first 0 and the last above 1")
+        wanted = "four rising numbers, the first 0 and the last above 1"
+        if not isinstance(self.edges, tuple) or len(self.edges) != 4:
+            reject("edges", self.edges, wanted)
         for edge in self.edges:
             check_positive("each of edges", edge, zero=True)
+        if self.edges[0] != 0 or self.edges[-1] <= 1 or sorted(set(self.edges)) != list(self.edges):
+            reject("edges", self.edges, wanted)

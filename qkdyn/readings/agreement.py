@@ -127,7 +127,7 @@ def baselines(own: Agreement) -> list[dict[str, Any]]:
     return out
 
 
-def _mean(values: np.ndarray, which: np.ndarray) -> np.ndarray:
+def _mean(values: np.ndarray, which: np.ndarray) -> Any:
     """Mean over some sentences; their axis is the last of (N,), and the third of (S, A, N, ...)."""
     axis = 0 if values.ndim == 1 else 2
     if not which.any():

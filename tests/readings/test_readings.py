@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from made_text import config_of, made_posts
+from made_text import config_of, drawn_params, made_posts
 from scipy.special import softmax
 
 import transformer_reference
@@ -18,23 +18,25 @@ from qkdyn.metrics.faithfulness import top_tokens
 from qkdyn.metrics.plausibility import auprc, iou_f1, position_auprc, token_f1
 from qkdyn.metrics.rollout import head_rows, rollout_row
 from qkdyn.metrics.sharpness import attention_entropy, entropy_share, top_k_mass, uniform_top_k_mass
+from qkdyn.readings.levels import EDGES, Levels
 from qkdyn.readings.posts import Reading, read
-from qkdyn.readings.splits import EDGES, distributions, extended, floors, means, split_of
+from qkdyn.readings.splits import distributions, extended, floors, means, split_of
 from qkdyn.train.text_batches import readouts
 from qkdyn.train.text_engine import TextState
-from qkdyn.transformer import init_transformer
 
 S, A, SHARE = 2, 2, 0.3
 PUBLISHED = {"readout": "first_pad", "mask_padding": False}
+SENTENCES = {"readout": "last", "residual": False, "d_mlp": None}
+LAST_SLOT = {"last_slot": True, "slots": True, "by_rank": True}
+LEVELS = Levels(0.33, 0.33)
 
 
 def state_of(config):
     """Two seeds of two arms with weights large enough for attention to be far from uniform."""
-    keys = jax.random.split(jax.random.key(0), S * A)
-    runs = [jax.tree.map(lambda leaf: 20 * leaf, init_transformer(key, config)) for key in keys]
+    runs = [drawn_params(config, seed, 0.4) for seed in range(S * A)]
     whole = jax.tree.map(lambda *leaves: jnp.stack(leaves).reshape(S, A, *leaves[0].shape), *runs)
     table = whole["embed"].pop("W_E").swapaxes(1, 2).reshape(S * config.vocabulary, A, config.d_model)
-    return TextState(whole, (), table, (), (), (), (), ()), [runs[A * s : A * s + A] for s in range(S)]
+    return TextState(whole, (), table, (), (), (), ()), [runs[A * s : A * s + A] for s in range(S)]
 
 
 def one_post(how, params, data, i, readout):
@@ -52,6 +54,10 @@ def reduced(how, params, tokens, pad, query):
     if how.model.readout == "first_pad":
         readout = tokens.index(pad) if pad in tokens else 0
         length = len(tokens)
+    elif how.slots:
+        # The mask goes along: what is read is the token before the first padding; where only padding is left, one of it.
+        length = max(1, tokens.index(pad) if pad in tokens else len(tokens))
+        readout = length - 1
     else:
         readout, length = len(tokens) - 1, len(tokens)
     return softmax(transformer_reference.post(params, how.model, tokens, length)[0][readout])
@@ -61,8 +67,9 @@ def reduced(how, params, tokens, pad, query):
     ("changed", "how", "query"),
     [
         ({}, {}, True),
-        (PUBLISHED, {"last_slot": True, "slots": True, "by_rank": True}, False),
-        ({"n_layers": 2}, {"residual": 0.5}, True),
+        (PUBLISHED, LAST_SLOT, False),
+        (SENTENCES, LAST_SLOT, False),
+        ({"n_layers": 2, "d_mlp": None}, {"residual": 0.5}, True),
     ],
 )
 def test_readings_are_those_of_one_post_and_one_run_at_a_time(changed, how, query):
@@ -71,7 +78,8 @@ def test_readings_are_those_of_one_post_and_one_run_at_a_time(changed, how, quer
     data = made_posts(config, posts=9, query=query)
     state, runs = state_of(config)
     runs = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), runs)
-    found = read(how, state, data, SHARE, widths=(16,) if how.last_slot else (8, 16), seeds=S)
+    # Another width is another program: one model of them is enough for two.
+    found = read(how, state, data, SHARE, widths=(16,) if changed else (8, 16), seeds=S)
     where = readouts(data, config)
     for s, a, i in [(0, 0, 0), (0, 1, 3), (1, 0, 5), (1, 1, 8), (0, 0, 7)]:
         at = (s, a, i)
@@ -119,7 +127,7 @@ def test_measures_of_a_split_are_the_public_ones():
     split = split_of(data, how)
     state, _ = state_of(config)
     found = read(how, state, data, SHARE, widths=(16,), seeds=S)
-    out = means(found, split, 0.33, 3)
+    out = means(found, split, LEVELS, 3)
     marked = data.marked
     mass, probability = found["mass"], found["probability"]
     np.testing.assert_allclose(out["mrta_all"], mrta(mass), rtol=1e-5)
@@ -129,7 +137,7 @@ def test_measures_of_a_split_are_the_public_ones():
     np.testing.assert_allclose(out["accuracy"], (found["predicted"] == data.label).mean(-1))
     np.testing.assert_allclose(out["auprc"], found["auprc"][..., split.ranked].mean(-1), rtol=1e-5)
     assert split.ranked.sum() < marked.sum() < len(data)
-    records = extended({}, {"validation": found, "test": found}, {"validation": split, "test": split}, 0.33, 3)
+    records = extended({}, {"validation": found, "test": found}, {"validation": split, "test": split}, LEVELS, 3)
     np.testing.assert_allclose(
         records["best/validation/dtap"][1, 0], dtap(mass[1, 0][marked], probability[1, 0][marked], EDGES)
     )
@@ -151,7 +159,7 @@ def test_measures_of_a_split_are_the_public_ones():
     np.testing.assert_allclose(
         known["uniform_ac_curve"], [attention_confidence(flat[marked], level) for level in THRESHOLDS], rtol=1e-5
     )
-    spread = distributions(found, split, 0.33)
+    spread = distributions(found, split, LEVELS)
     np.testing.assert_allclose(spread["uniform_acmc_all"][0, 1], acmc(flat, probability[0, 1], 0.33, 0.33), rtol=1e-5)
     np.testing.assert_allclose(
         spread["uniform_acmc_curve"][1, 1],
@@ -185,7 +193,7 @@ def test_the_best_epoch_is_the_first_of_the_highest_validation_accuracy():
             "predicted": np.broadcast_to(predicted, found["mass"].shape),
             "mass": np.full_like(found["mass"], epoch / 10),
         }
-        records = extended(records, {"validation": now, "test": now}, {"validation": split, "test": split}, 0.33, 3)
+        records = extended(records, {"validation": now, "test": now}, {"validation": split, "test": split}, LEVELS, 3)
     assert (records["best/epoch"] == 2).all()
     assert records["validation/accuracy"].shape == (S, A, 4)
     np.testing.assert_allclose(records["best/test/ac_curve"][0, 0], 100.0 * (np.asarray(THRESHOLDS, np.float32) <= 0.1))
@@ -202,7 +210,7 @@ def test_of_a_run_that_is_not_finite_nothing_is_said_and_of_the_others_all(broke
     owner = functools.reduce(operator.getitem, path, state.params)
     owner[name] = owner[name].at[0, 0].set(jnp.nan)
     found = read(how, state, data, SHARE, widths=(16,), seeds=S)
-    records = extended({}, {"validation": found}, {"validation": split}, 0.33, 3)
+    records = extended({}, {"validation": found}, {"validation": split}, LEVELS, 3)
     for name, values in records.items():
         if name != "best/epoch":
             assert np.isnan(values[0, 0]).all(), name
@@ -216,7 +224,7 @@ def test_heads_are_counted_in_the_bins_of_their_own_attention():
     data = made_posts(config, posts=12)
     state, _ = state_of(config)
     found = read(how, state, data, SHARE, widths=(16,), seeds=S)
-    bins = distributions(found, split_of(data, how), 0.33)["heads_bins"]
+    bins = distributions(found, split_of(data, how), LEVELS)["heads_bins"]
     for s, a, h in np.ndindex(*bins.shape[:3]):
         expected = np.histogram(found["heads_mass"][s, a, :, h], np.asarray(EDGES, np.float32))[0] / 12
         np.testing.assert_allclose(bins[s, a, h], expected)

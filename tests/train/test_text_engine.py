@@ -121,9 +121,6 @@ def test_the_engine_is_the_dense_optimizer_run_by_run(changed, query, by_length,
     data = made_posts(config, query=query)
     job = TextJob(config, **{**JOB, **own})
     runs = runs_of(*ARMS)
-    if config.d_mlp is None:
-        for settings in (runs.multipliers, runs.decay):
-            del settings["mlp"]
     state, losses = trained(job, runs, data, by_length=by_length)
     assert np.ptp(losses, axis=0).min() > 1e-3
     table = np.asarray(state.table).reshape(len(SEEDS), config.vocabulary, len(ARMS), -1)

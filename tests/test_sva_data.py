@@ -1,0 +1,139 @@
+"""Sentences as a recipe has them: recipes, repetitions, mixes, splits, where subjects and attractors are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from experiments.text import sva_data
+from experiments.text.recipe import Recipe
+from experiments.text.sva_recipe import SvaRecipe
+from experiments.text.task import HATEXPLAIN, SVA
+from qkdyn.config import as_dict, digest
+from qkdyn.errors import DataError, InputError
+from qkdyn.text.sva import LABELS, hash_split, read_sva
+
+COLUMNS = "source\tsentence\tverb_pos\tsubj_index\tverb_index\tn_diff_intervening"
+RECIPE = SvaRecipe(n_ctx=16, positions=17)
+SENTENCES = replace(RECIPE, rows="sentences", relevant="subject_and_verb", split="published")
+NOUNS = ("key", "cat", "dog", "king")
+
+
+def preambles():
+    """The keys of the cabinet, and so on: numbered so that all differ, half of them picked for an attractor."""
+    for number in range(400):
+        noun, plural, attractor = NOUNS[number % 4], number % 3 == 0, number % 2
+        other = NOUNS[(number + 1) % 4] + "s" * (plural != attractor)
+        words = f"n{number} the {noun + 's' * plural} of the {other}".split()
+        yield "hard:1" if attractor else "val", words, LABELS[plural], 3, attractor
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Preambles, each with a verb as a sentence; the first twice, then with another label."""
+    home = tmp_path_factory.mktemp("sva")
+    lines, whole = [COLUMNS], [COLUMNS]
+    for source, words, label, subject, attractors in preambles():
+        lines.append("\t".join([source, " ".join(words), label, str(subject), str(len(words) + 1), str(attractors)]))
+        verb = "is" if label == "VBZ" else "are"
+        whole.append(
+            "\t".join(
+                [source, " ".join([*words, verb, "."]), label, str(subject), str(len(words) + 1), str(attractors)]
+            )
+        )
+    lines += [lines[1], lines[1].replace("VBP", "VBZ")]
+    (home / "preambles.tsv").write_text("\n".join(lines) + "\n")
+    (home / "sentences.tsv").write_text("\n".join(whole) + "\n")
+    return home
+
+
+def test_preambles_are_read_once_each_and_know_their_subject_and_attractors(folder):
+    data = SVA.load(RECIPE, folder)
+    assert len(data.train) + len(data.validation) + len(data.test) == 400
+    assert data.notes == (
+        "2 repeated texts left out, so that no two splits share one; 1 of them had another label than the first",
+    )
+    assert list(data.sha256) == ["preambles.tsv"] and set(data.agreement) == {"validation", "test"}
+    test = hash_split(read_sva(folder, "preamble")[:400]).test
+    own = data.agreement["test"]
+    assert (own.attractors == [sentence.attractors for sentence in test]).all() and own.known.all()
+    assert (own.natural == [sentence.source == "val" for sentence in test]).all() and own.chosen.all()
+    assert (own.label == data.test.label).all() and set(own.rules) == {"majority", "subject", "inverse"}
+    assert own.rules["subject"].all()
+    # An attractor's opposite is right, and where the last noun is none of them the rule is wrong.
+    assert (own.rules["inverse"] == (own.attractors == 1)).all()
+    # The subject is the third word, its attractor the sixth, the query token the seventh.
+    assert (np.argwhere(own.places[:, 0])[:, 1] == 2).all() and own.places[:, 0].sum() == len(test)
+    assert (np.argwhere(own.places[:, 1])[:, 1] == 5).all() and (own.places[:, 1].sum(1) == own.attractors).all()
+    assert (own.allowed.sum(1) == 7).all() and (data.test.length == 7).all()
+    assert (data.test.relevant.argmax(1) == 2).all() and (data.test.relevant.sum(1) == 1).all()
+
+
+def test_the_natural_mix_is_learned_from_and_chosen_by_and_all_sources_are_measured(folder):
+    every, natural = SVA.load(RECIPE, folder), SVA.load(replace(RECIPE, mix="natural"), folder)
+    assert 0.3 < len(natural.train) / len(every.train) < 0.7 and natural.vocabulary < every.vocabulary
+    for split in ("validation", "test"):
+        assert len(getattr(natural, split)) == len(getattr(every, split))
+        own = natural.agreement[split]
+        assert (own.chosen == own.natural).all() and own.natural.any() and not own.natural.all()
+    few = SVA.load(RECIPE, folder, limit=9)
+    assert len(few.train) == len(few.test) == len(few.agreement["test"].natural) == 9
+    assert few.vocabulary == every.vocabulary
+
+
+def test_no_sentence_of_the_mix_is_an_error(folder, tmp_path):
+    (tmp_path / "sentences.tsv").write_text((folder / "sentences.tsv").read_text().replace("val\t", "other\t"))
+    with pytest.raises(DataError, match="no sentence to learn from of source 'val'"):
+        SVA.load(replace(RECIPE, mix="natural"), tmp_path)
+
+
+def test_whole_sentences_are_split_as_published_where_the_published_file_is(folder, monkeypatch):
+    data = SVA.load(SENTENCES, folder)
+    assert data.notes[0].startswith("400 sentences in place of the 1,577,211") and len(data.notes) == 1
+    assert "not comparable" in data.notes[0] and list(data.sha256) == ["sentences.tsv"]
+    # Subject and verb are relevant, the subject alone is asked for.
+    assert (data.test.relevant[:, [2, 6]] == 1).all() and (data.test.relevant.sum(1) == 2).all()
+    assert (data.agreement["test"].places[:, 0].sum(1) == 1).all()
+    monkeypatch.setattr(sva_data, "PUBLISHED_ROWS", 400)
+    monkeypatch.setattr(sva_data, "PUBLISHED_TEST", 250)
+    monkeypatch.setattr(sva_data, "PUBLISHED_VALIDATION", 60)
+    monkeypatch.setattr(sva_data, "published_split", lambda sentences: (sentences[:40], sentences[39:]))
+    splits, notes = sva_data.split(read_sva(folder), SENTENCES)
+    assert list(map(len, splits)) == [40, 60, 250]
+    assert splits.test[0].words[0] == "n39" and splits.validation[0].words[0] == "n289"
+    assert "test is the first 250" in notes[0] and notes[1].endswith("0 of validation, 1 of test")
+    assert sva_data.split(read_sva(folder), replace(SENTENCES, split="hash"))[1] == []
+
+
+def test_recipes_of_posts_are_what_they_were(folder):
+    # The digest that committed records of HateXplain carry: nothing of sentences is in it.
+    assert not {"outputs", "stream", "optimizer", "momentum", "edges", "sure", "rows"} & set(as_dict(Recipe()))
+    assert digest(Recipe()) != digest(SvaRecipe())
+    own = Recipe()
+    assert (own.outputs, own.stream, own.optimizer) == (len(HATEXPLAIN.labels), True, "adamw")
+    assert (own.levels.attention, own.levels.probability, own.levels.ac_probability) == (0.33, 0.33, None)
+    other = SvaRecipe(confidence=0.1, sure=None, ac_probability=0.1)
+    assert (other.levels.attention, other.levels.probability, other.levels.ac_probability) == (0.1, 0.1, 0.1)
+    assert other.levels.edges == (0, 0.1, 0.5, 1.1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rows": "words"}, "rows must be one of sentences, preambles"),
+        ({"relevant": "subject_and_verb"}, "a preamble has no verb"),
+        ({"split": "published"}, "split hash"),
+        ({"stream": 1.5}, "stream must be True or False"),
+        ({"outputs": 1}, "outputs must be an integer >= 2"),
+        ({"optimizer": "sgd"}, "momentum must be between 0 and 1"),
+        ({"momentum": 0.9}, "momentum must be 0 under adamw"),
+        ({"clip": 0.0}, "clip must be a finite number > 0"),
+        ({"edges": (0.0, 0.5, 0.1, 1.1)}, "edges must be four rising numbers"),
+        ({"sure": 1.5}, "sure must be"),
+        ({"ac_probability": -0.1}, "ac_probability must be"),
+    ],
+)
+def test_recipes_that_mean_nothing_are_refused(changed, said):
+    with pytest.raises(InputError, match=said):
+        SvaRecipe(**changed)
+    SvaRecipe(optimizer="sgd", momentum=0.9, clip=None, sure=None)
