@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # What an experiment is told beyond its protocol, e.g. make sweep ARGS="--quick --r 1 10".
 ARGS ?=
+# How large the model of `make squad` is: laptop, or full for an accelerator.
+SCALE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva theory bench test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad theory bench test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +48,9 @@ hatexplain: $(READY)  ## Table 1 on HateXplain: ARGS="--protocol as_coded|as_wri
 
 sva: $(READY)  ## Table 1 on subject-verb agreement: ARGS="--protocol as_coded|as_written|as_written_sgd|controlled|controlled_all", --tune, --data FOLDER
 	$(BIN)/python -m experiments.table1_sva $(ARGS)
+
+squad: $(READY)  ## Table 1 on SQuAD: SCALE=laptop|full, ARGS="--protocol as_coded|as_written|controlled", --tune, --data FOLDER
+	$(BIN)/python -m experiments.table1_squad --scale $(SCALE) $(ARGS)
 
 theory: $(READY)  ## the paper's mathematics on numbers, one page of verdicts; results/theory
 	$(BIN)/python -m experiments.theory $(ARGS)

@@ -99,12 +99,12 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
     for name, prompts in zip(SPLITS, (learned, chosen_on, reported), strict=True):
         notes += [f"{name}: {line}" for line in prompts.left_out.lines()]
     sums = {**checksums(folder, "squad"), **checksums(pairs, "gpt2_bpe")}
-    rows = None if vectors is None else load_vectors(vectors, vocabulary)
-    if rows is not None:
+    rows = None
+    if vectors is not None:
+        rows = load_vectors(vectors, vocabulary)
         if rows.shape[1] != recipe.d_model:
-            raise DataError(
-                f"{vectors} has {rows.shape[1]} numbers a word, the model {recipe.d_model}; take another file"
-            )
+            text = f"{vectors} has {rows.shape[1]} numbers a word, the model {recipe.d_model}"
+            raise DataError(f"{text}; take another file")
         notes.append(f"{np.isfinite(rows).all(1).sum():,} of {len(rows):,} tokens begin at a vector of {vectors.name}")
     return QuestionData(learned, chosen_on, reported, read, vocabulary, tuple(notes), sums, rows)
 
