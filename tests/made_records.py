@@ -11,6 +11,7 @@ import numpy as np
 from experiments import table1_hatexplain as table1
 from experiments.text import command
 from experiments.text.readings import QUANTITIES
+from experiments.text.sva_recipe import SvaRecipe
 
 FLOORS = sorted({q.uniform for q in QUANTITIES if isinstance(q.uniform, str) and "area" not in q.uniform})
 AT_ENDS = ("aopc_comprehensiveness", "aopc_sufficiency")
@@ -51,12 +52,70 @@ def made_run(seed, epochs, start, rate):
     return {"seed": seed, "diverged_at": None, "epochs": lines, "end": end, "best": best}
 
 
+# Sentences of each number of attractors and label; of 5 or more there are none, of 4 it is not known where they are.
+COUNTS = {(0, "VBZ"): 6, (0, "VBP"): 2, (1, "VBZ"): 3, (1, "VBP"): 1, (2, "VBP"): 1, (4, "VBZ"): 2}
+
+
+def cells(counted, masses):
+    """A line for each number of attractors, 0 to 5, and label; what is not known of any sentence is null."""
+    found = []
+    for number, label in ((number, label) for number in range(6) for label in ("VBZ", "VBP", "both")):
+        n = sum(count for (k, own), count in COUNTS.items() if k == number and label in (own, "both"))
+        known = n * (number != 4)
+        line = {"attractors": number, "label": label, "n": n, "n_known": known}
+        line |= {key: value if n else None for key, value in counted(number, label).items()}
+        found.append(line | {key: value if known else None for key, value in masses(number).items()})
+    return found
+
+
+def agreement(seed, qk):
+    """Accuracy falls with the attractors, less with a faster QK, of whose heads the second is on the subject."""
+    rows = ("subject", "attractor", "elsewhere")
+    found = cells(
+        lambda number, label: {
+            "accuracy": round(0.9 + 0.01 * seed - (0.1 - 0.05 * qk) * number - 0.02 * (label == "VBP"), 6)
+        },
+        lambda number: dict(
+            zip(rows, (0.2 + 0.3 * qk + 0.01 * seed, (0.3 - 0.2 * qk) * (number > 0), 0.4), strict=True)
+        ),
+    )
+    for line in found:
+        heads = [(0.1, 0.3), (0.3 + 0.4 * qk, 0.1), (0.2, 0.2), (0.05, 0.05)]
+        heads = heads if line["n_known"] else [(None, None)] * 4
+        line["heads"] = [{"subject": subject, "attractor": attractor} for subject, attractor in heads]
+    return found
+
+
+def rules():
+    """What simple rules and uniform attention get."""
+    return cells(
+        lambda number, label: {"majority": 0.6, "subject": 0.9, "inverse": round(0.2 + 0.15 * number, 6)},
+        lambda number: {"uniform_subject": 0.2, "uniform_attractor": 0.1, "uniform_elsewhere": 0.7},
+    )
+
+
 def made_record(recipe, arm):
     """Sharper with QK and embeddings, by an effect of each and one of both together."""
     qk, embed, frozen, decay = arm.qk > 1, arm.embed > 1, arm.mlp == 0, arm.decay > 1e-3 / 2
     start = 0.2 + 0.1 * qk + 0.05 * embed + 0.02 * qk * embed - 0.01 * frozen + 0.0 * decay
     runs = [made_run(seed, arm.epochs, start, 0.1 + 0.02 * qk) for seed in recipe.seeds]
-    return {
+    more = {}
+    if isinstance(recipe, SvaRecipe):
+        more = {"baselines": {split: rules() for split in ("validation", "test")}}
+        for run in runs:
+            for split in ("validation", "test"):
+                own = {
+                    "agreement": agreement(run["seed"] % 10, qk),
+                    "accuracy_chosen": 0.5 + 0.1 * qk,
+                    "accuracy_natural": 0.8,
+                }
+                own |= {"dtap_first_head": run["end"][split]["dtap_all"]} if recipe.ac_probability else {}
+                for head in run["end"][split]["heads"]:
+                    head |= {"ac": 50.0, "acmc": 40.0}
+                run["end"][split] |= own
+                run["best"][split] = run["end"][split]
+            run["end"]["train"]["accuracy_chosen"] = 0.9
+    return more | {
         "data": {"train": 6, "validation": 3, "test": 3, "sha256": SHA, "vocabulary": 9, "cut": CUT, "empty": EMPTY},
         "notes": ["made posts"],
         "thresholds": np.linspace(0, 1, 21).tolist(),

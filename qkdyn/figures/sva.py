@@ -92,7 +92,7 @@ def draw_heads(records: Sequence[Record], split: str = "test") -> "matplotlib.fi
         size = max(size, order.shape[1])
         for axes, place in zip(column, ("subject", "attractor"), strict=True):
             canvas.style(axes)
-            for head, colour in zip(order.T, canvas.ratio_colours(range(order.shape[1]))[::-1], strict=True):
+            for head, colour in zip(order.T, _head_colours(order.shape[1]), strict=True):
                 canvas.band(axes, x, by_number(record, split, place, head), colour, 1.5)
             uniform = of_data(record, split, f"uniform_{place}")
             axes.plot(x, uniform, color=canvas.INK, linewidth=1.0, linestyle=DOTS)
@@ -102,7 +102,7 @@ def draw_heads(records: Sequence[Record], split: str = "test") -> "matplotlib.fi
     for row, place in zip(grid, ("subject", "attractor"), strict=True):
         row[0].set_ylabel(f"attention on {PLACES[place]}", fontsize=9)
     figure.suptitle(f"Single heads: {split} split, last epoch, mean and range over seeds", fontsize=10)
-    colours = canvas.ratio_colours(range(size))[::-1]
+    colours = _head_colours(size)
     heads = [_line(f"head {i + 1}", "-", c) for i, c in enumerate(colours)]
     canvas.legend(figure, [*heads, _line("uniform attention", DOTS)])
     return figure
@@ -156,6 +156,10 @@ def _by_subject(record: Record) -> np.ndarray:
     size = max((len(line[0]["heads"]) for line in lines if line), default=0)
     each = as_numbers([[over_attractors(line, f"head.{h}.subject@all") for h in range(size)] for line in lines])
     return np.argsort(-np.nan_to_num(each.reshape(len(lines), size), nan=-1.0), axis=1, kind="stable")
+
+
+def _head_colours(count: int) -> list[Any]:
+    return canvas.ratio_colours([float(head) for head in range(count)])[::-1]
 
 
 def _arms(records: Sequence[Record]) -> list[Any]:

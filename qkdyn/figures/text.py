@@ -131,7 +131,8 @@ def draw_dtap(records: Sequence[Record], called: Called = POSTS) -> "matplotlib.
     for axes in grid[-1]:
         axes.set_xlabel("attention on relevant tokens", fontsize=8)
     title = f"Percent of {called.every} after the last epoch, mean ± standard deviation over seeds"
-    figure.suptitle(title, fontsize=11)
+    # As many letters as the figure is wide.
+    figure.suptitle(textwrap.fill(title, int(12.6 * figure.get_figwidth())), fontsize=11)
     return figure
 
 

@@ -1,0 +1,312 @@
+"""Table 1 on subject-verb agreement: protocols, tables by attractors, published numbers, verdict, the command."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import made_records
+from experiments import table1_sva as table1
+from experiments.text import command, sva_arms, sva_published, sva_tables, sva_verdict
+from experiments.text.arms import Comparison, Protocol
+from experiments.text.recipe import TextArm
+from experiments.text.task import SVA
+from qkdyn import results
+from qkdyn.config import main_guard
+from qkdyn.figures.sva import draw_agreement, draw_first_head, draw_heads
+
+SEEDS = (1, 2, 3)
+
+
+def seeded(protocol):
+    return replace(protocol, recipe=replace(protocol.recipe, seeds=SEEDS))
+
+
+@pytest.fixture(scope="module")
+def controlled():
+    """Five of the arms."""
+    protocol = seeded(sva_arms.controlled())
+    names = ("baseline", "embed100", "qk100", "qk100+embed100", "qk10")
+    protocol = replace(protocol, groups=(tuple(arm for arm in protocol.arms if arm.name in names),))
+    return made_records.made(protocol), protocol
+
+
+@pytest.fixture(scope="module")
+def coded():
+    protocol = seeded(sva_arms.as_coded())
+    return made_records.made(protocol), protocol
+
+
+# The protocols.
+
+
+def test_as_coded_has_every_confound_and_as_written_none_but_the_rate_of_qk():
+    coded, written, sgd = sva_arms.as_coded(), sva_arms.as_written(), sva_arms.as_written_sgd()
+    baseline, faster = coded.arms
+    assert faster == replace(baseline, name="faster", qk=100.0, embed=100.0)
+    assert (baseline.rate, baseline.epochs, baseline.decay) == (5e-4, 15, 1e-5)
+    for protocol in (written, sgd):
+        assert protocol.arms[1] == replace(protocol.arms[0], name="qk100", qk=100.0)
+    assert written.arms[0].rate == 1e-5 and sgd.arms[0].rate == 5e-4
+    assert written.recipe == replace(coded.recipe, optimizer="adamw", momentum=0.0)
+    assert sgd.recipe == replace(coded.recipe, batch=256)
+    own = coded.recipe
+    assert (own.rows, own.relevant, own.split, own.vocabulary) == (
+        "sentences",
+        "subject_and_verb",
+        "published",
+        "wordpiece",
+    )
+    assert (own.readout, own.measured, own.share_of, own.order) == ("last", "last_slot", "slots", "rank")
+    assert (own.optimizer, own.momentum, own.clip, own.outputs, own.stream) == ("sgd", 0.99, None, 3, False)
+    assert (own.confidence, own.sure, own.ac_probability, own.share) == (0.1, 0.5, 0.1, 0.05)
+    assert own.mask_padding and not own.query_token and not own.by_length and own.d_mlp is None
+
+
+@pytest.mark.parametrize("make, mix", [(sva_arms.controlled, "natural"), (sva_arms.controlled_all, "all")])
+def test_controlled_crosses_qk_with_embeddings_and_doses_qk(make, mix):
+    protocol = make()
+    named, first = {arm.name: arm for arm in protocol.arms}, protocol.arms[0]
+    assert protocol.recipe.mix == mix and protocol.recipe.rows == "preambles" and protocol.recipe.relevant == "subject"
+    assert all(
+        arm == replace(first, name=arm.name, qk=arm.qk, ov=arm.ov, embed=arm.embed, rate=arm.rate)
+        for arm in named.values()
+    )
+    crossed = [named[name] for name in protocol.comparisons[0].arms]
+    assert [(arm.qk, arm.embed) for arm in crossed] == [(1, 1), (1, 100), (100, 1), (100, 100)]
+    assert protocol.comparisons[0].factors == ("qk100", "embed100")
+    assert [named[name].qk for name in protocol.comparisons[1].arms[:5]] == [1, 5, 10, 30, 100]
+    assert named["ov30"].ov == 30 and named["all30"].rate == pytest.approx(30 * first.rate)
+    assert {name for own in protocol.comparisons for name in own.arms} == set(named)
+
+
+# Tables.
+
+
+def test_agreement_is_pooled_by_sentences_and_masses_by_those_whose_attractors_are_known(controlled):
+    frame = sva_tables.agreement_frame(*controlled)
+    own = (
+        frame.loc[(frame["reading"] == "end") & (frame["split"] == "test")]
+        .set_index(["arm", "quantity", "label", "attractors"])
+        .sort_index()
+    )
+    line = own.loc[("baseline", "accuracy", "both", "1+")]
+    # Four sentences of one attractor, one of two, two of four: 0.92 - 0.1 x (4 + 2 + 8) / 7 over seeds 1, 2, 3.
+    assert line["sentences"] == 7 and line["mean"] == pytest.approx(0.92 - 0.1 * 14 / 7)
+    assert line["rule_inverse"] == pytest.approx(0.2 + 0.15 * 2) and line["rule_subject"] == pytest.approx(0.9)
+    mass = own.loc[("baseline", "attractor", "both", "1+")]
+    assert mass["sentences"] == 5 and mass["mean"] == pytest.approx(0.3) and mass["uniform"] == pytest.approx(0.1)
+    assert ("baseline", "attractor", "both", "4") not in own.index and (
+        "baseline",
+        "accuracy",
+        "both",
+        "5",
+    ) not in own.index
+    better = own.loc[("qk100", "accuracy", "both", "1+")]
+    assert better["change_mean"] == pytest.approx(0.05 * 2) and better["change_low"] > 0.0999
+    assert own.loc[("qk100", "accuracy", "VBP", "1"), "mean"] == pytest.approx(0.92 - 0.05 - 0.02)
+    assert own.loc[("qk100", "accuracy", "both", "all"), "sentences"] == 15
+    heads = sva_tables.heads_frame(controlled[0])
+    heads = (
+        heads.loc[(heads["reading"] == "end") & (heads["attractors"] == "1+")]
+        .set_index(["arm", "place", "head"])
+        .sort_index()
+    )
+    # In the order of their attention on the subject: the second, the third, the first, the fourth.
+    assert heads.loc["qk100", "subject"]["mean"].tolist() == pytest.approx([0.7, 0.2, 0.1, 0.05])
+    assert heads.loc["qk100", "attractor"]["mean"].tolist() == pytest.approx([0.1, 0.2, 0.3, 0.05])
+
+
+def test_quantities_by_attractors_are_in_the_tables_and_in_the_factorial(controlled):
+    frames = sva_tables.frames(*controlled)
+    long = frames["summary"].set_index(["comparison", "arm", "reading", "split", "quantity"]).sort_index()
+    line = long.loc[("dose", "qk100", "end", "test", "accuracy@1+")]
+    assert line["change_mean"] == pytest.approx(0.1)
+    assert long.loc[("dose", "qk100", "end", "test", "attractor@1+"), "uniform"] == pytest.approx(0.1)
+    effects = frames["effects"].set_index(["reading", "split", "quantity", "kind", "factor"])["mean"]
+    assert effects["end", "test", "accuracy@1+", "alone", "qk100"] == pytest.approx(0.1)
+    assert effects["end", "test", "accuracy@1+", "alone", "embed100"] == pytest.approx(0)
+    assert "accuracy@1+_change" in frames["table"] and "published" not in frames
+
+
+def test_a_diverged_run_is_left_out_everywhere(controlled):
+    records = copy.deepcopy(controlled[0])
+    gone = next(record for record in records if record["arm"]["name"] == "qk100")
+    for own in gone["runs"]:
+        own["diverged_at"] = 1
+    protocol = replace(controlled[1], comparisons=(Comparison("dose", ("baseline", "qk100", "qk10")),))
+    frame = sva_tables.agreement_frame(records, protocol)
+    assert frame.loc[frame["arm"] == "qk100", "mean"].isna().all()
+    assert "QK x100: not known" in sva_verdict.verdict(records, protocol, "controlled")
+    shown = [records[0], gone]
+    for figure in (draw_agreement([("dose", shown)]), draw_heads(shown)):
+        assert figure.axes
+    assert draw_first_head(shown) is None
+
+
+def test_curves_are_those_of_the_records(controlled, coded):
+    base = controlled[0][0]
+    figure = draw_agreement([("factorial", [base])])
+    line = figure.axes[0].lines[0].get_ydata()
+    # Accuracy of 0 to 4 attractors, a seventh or a quarter of them VBP; the mean of seeds 1, 2 and 3.
+    np.testing.assert_allclose(line[:2], [0.92 - 0.02, 0.82 - 0.02], atol=0.021)
+    assert np.isnan(line[5]) and np.isfinite(line[4])
+    np.testing.assert_allclose(figure.axes[2].lines[0].get_ydata()[:3], [0, 0.3, 0.3])
+    first = draw_first_head(coded[0])
+    assert first is not None and len(first.axes) == 2
+
+
+# What was published.
+
+
+def test_printed_cells_sum_to_the_tables_and_to_the_margins():
+    lines = {(x.source, x.arm, x.split, x.quantity): x for x in sva_published.printed()}
+    assert len(lines) == 14 + 16 + 18 + 10
+    for arm, ac, acmc in (("baseline", 41.67, 40.4), ("faster", 76.85, 74.47)):
+        for name, mean in (("head_0_ac", ac), ("head_0_acmc", acmc)):
+            assert lines[sva_published.TABLE, arm, "test", name].values == (mean,)
+            assert lines[sva_published.OWN, arm, "test", name].interval[0] == pytest.approx(mean, abs=5e-3)
+        each = [
+            lines[sva_published.NOTEBOOK, arm, "test", f"dtap_first_head.{i}.{j}"].values
+            for i in range(3)
+            for j in range(3)
+        ]
+        np.testing.assert_allclose(np.sum(each, 0), 100, atol=0.05)
+    assert lines[sva_published.NOTEBOOK, "baseline", "test", "accuracy"].interval[0] == pytest.approx(0.92434)
+    assert lines[sva_published.NOTEBOOK, "faster", "test", "accuracy"].interval[0] == pytest.approx(0.93412)
+    assert lines[sva_published.NOTEBOOK, "faster", "test", "mrta_all"].interval[0] == pytest.approx(0.18568)
+
+
+def test_printed_numbers_stand_beside_ours_of_other_sentences(coded):
+    records, protocol = coded
+    frame = sva_published.compared_frame(records)
+    assert np.isfinite(frame["ours"]).all() and frame["note"].str.startswith("not comparable: other data").all()
+    own = frame.set_index(["source", "arm", "split", "quantity"])["ours"]
+    assert own[sva_published.NOTEBOOK, "faster", "test", "dtap_first_head.2.1"] == 15
+    assert own[sva_published.TABLE, "baseline", "test", "head_0_acmc"] == 40
+    said = sva_verdict.verdict(records, protocol, "as_coded")
+    assert (
+        "baseline, test, all sentences: accuracy" in said
+        and "printed 0.924" in said
+        and "15 updates for their 73,935" in said
+    )
+    whole = [record | {"data": record["data"] | {"train": sva_published.PUBLISHED_TRAIN}} for record in records]
+    assert not sva_published.compared_frame(whole)["note"].str.contains("not comparable").any()
+    written = [records[0], {**records[1], "arm": {**records[1]["arm"], "name": "qk100"}}]
+    assert set(sva_published.compared_frame(written)["our_arm"]) == {"baseline", "qk100"}
+
+
+# The verdict.
+
+
+def test_the_verdict_says_what_the_intervals_say(controlled):
+    records, protocol = controlled
+    found = {record["arm"]["name"]: record for record in records}
+    base, qk = found["baseline"], found["qk100"]
+    assert "more often right, gaining more with them than without" in sva_verdict.helped(qk, base)
+    assert "less often right, gaining less with them than without" in sva_verdict.helped(base, qk)
+    assert sva_verdict.helped(base, base).count("that could be told") == 2
+    assert sva_verdict.where_to(base).endswith("favours attractors over the subject")
+    assert sva_verdict.where_to(qk).endswith("favours the subject over attractors")
+    assert "0.100 [0.100, 0.100] on attractors (uniform 0.100)" in sva_verdict.where_to(qk)
+    said = sva_verdict.verdict(records, protocol, "controlled")
+    assert "above inverting the last noun (0.500), below the subject's own number (0.900)" in said
+    assert "that most on the subject has 0.700" in said and "QK x100 and nothing else" in said
+    assert "embeddings x100" in said and "posts" not in said.replace("made posts", "")
+    one = [record | {"runs": record["runs"][:1]} for record in (base, qk)]
+    assert "not to be told without an interval" in sva_verdict.helped(one[1], one[0])
+    assert "not to be told without an interval" in sva_verdict.where_to(one[0])
+
+
+# The command.
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A made trainer that draws nothing; what it was asked for."""
+    heard = []
+    made = made_records.trainer(heard)
+    monkeypatch.setattr(command, "train_group", made.train_group)
+    made_records.load_by(monkeypatch, made.load, table1, "SVA")
+    monkeypatch.setattr(table1, "draw_sva", lambda groups, frames, folder: [])
+    draw = lambda rates, multipliers, path, called: results.write_text(path, "drawn")  # noqa: E731
+    monkeypatch.setattr(command, "draw_tuning", draw)
+    arms = (TextArm("baseline", 2), TextArm("qk30", 2, qk=30.0))
+    own = Protocol(seeded(sva_arms.quick()).recipe, (arms,), (Comparison("quick", ("baseline", "qk30")),), limit=9)
+    monkeypatch.setitem(table1.PROTOCOLS, "quick", command.Config(own))
+    return heard
+
+
+def run(folder, *arguments):
+    return table1.main(["--quick", "--out", str(folder), *arguments])
+
+
+def test_arms_are_trained_once_and_drawn_again_the_same(calls, tmp_path, capsys):
+    assert run(tmp_path) == 0 and calls == ["load", ["baseline", "qk30"]]
+    names = ("agreement.csv", "heads.csv", "summary.csv", "verdict.md")
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    assert run(tmp_path, "--draw-only") == 0 and len(calls) == 2
+    assert before == {name: (tmp_path / name).read_bytes() for name in names} and results.verify(tmp_path) == []
+    told = capsys.readouterr()
+    assert "attractor, some" in told.out.replace("\n", " ") or "attractor" in told.out
+    assert "note: train: of its sentences 2 cut" in told.err
+
+
+def test_tuning_is_by_the_validation_sentences_of_the_mix(calls, tmp_path, monkeypatch):
+    whole = command.train_group
+
+    def train_group(task, recipe, group, *rest):
+        found = whole(task, recipe, group, *rest)
+        for arm in group:
+            for own in found[arm.name]["runs"]:
+                own["end"]["validation"] |= {"accuracy": 0.9 - 100 * arm.rate, "accuracy_chosen": 0.5 + 10 * arm.rate}
+        return found
+
+    monkeypatch.setattr(command, "train_group", train_group)
+    assert run(tmp_path, "--tune") == 0 and calls[-1][0] == "rate-0.01-qk5"
+    frame = pd.read_csv(tmp_path / "tuned.csv").set_index("arm")
+    assert frame.loc["rate-0.01", "chosen"] and frame.loc["rate-1e-05", "published"]
+    assert "**Subject-verb agreement, tuning (quick)**" in (tmp_path / "verdict.md").read_text()
+
+
+ROW = "the {} of the NN run\t{}\t2\t6\tval"
+
+
+@pytest.mark.parametrize(
+    "rows, told",
+    [
+        ([ROW.format("da", "VBD")], "line 2: verb_pos must be VBZ or VBP, got 'VBD'"),
+        ([ROW.format("da", "VBZ"), ROW.format("ba", "VBP").replace("\t2\t", "\t9\t")], "line 3: subj_index must be"),
+    ],
+)
+def test_wrong_sentences_are_told_of_before_any_training(calls, tmp_path, monkeypatch, capsys, rows, told):
+    made_records.load_by(monkeypatch, SVA.load, table1, "SVA")
+    header = "sentence\tverb_pos\tsubj_index\tverb_index\tsource"
+    (tmp_path / "sentences.tsv").write_text("\n".join([header, *rows]) + "\n")
+    assert main_guard(lambda: run(tmp_path / "out", "--data", str(tmp_path))) == 2
+    error = capsys.readouterr().err.strip()
+    assert told in error and len(error.splitlines()) == 1 and calls == [] and not list(tmp_path.glob("out/arms/*"))
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (["--protocol", "natural"], "protocol must be one of controlled, controlled_all, as_coded"),
+        (["--quick", "--arms", "qk31"], "each of arms must be one of baseline, qk30, got 'qk31'"),
+    ],
+)
+def test_unknown_names_are_told_of_before_any_work(calls, tmp_path, capsys, arguments, told):
+    assert main_guard(lambda: table1.main([*arguments, "--out", str(tmp_path / "x")])) == 2
+    assert told in capsys.readouterr().err and calls == []
+
+
+def test_where_results_go(tmp_path):
+    def folder(**options):
+        return table1.Options(**options).folder.relative_to(tmp_path.cwd()).as_posix()
+
+    assert folder() == "results/sva/controlled" and folder(quick=True) == "results/quick/sva"
+    assert folder(tune=True) == "results/sva/tune" and folder(tune=True, protocol="controlled_all") == (
+        "results/sva/controlled_all-tune"
+    )
