@@ -91,6 +91,13 @@ def test_whole_sentences_are_split_as_published_where_the_published_file_is(fold
     data = SVA.load(SENTENCES, folder)
     assert data.notes[0].startswith("400 sentences in place of the 1,577,211") and len(data.notes) == 1
     assert "not comparable" in data.notes[0] and list(data.sha256) == ["sentences.tsv"]
+    # Fewer sentences than published are passed over more often, so that an epoch has as many updates.
+    size = round(2.4 * len(data.train))
+    longer = SVA.load(replace(SENTENCES, epoch_size=size), folder)
+    assert longer.notes[1].endswith(
+        f"passed over 2 times in an epoch, which is thereby as long as one of {size:,} sentences"
+    )
+    assert SENTENCES.passes(5) == 1 and replace(SENTENCES, epoch_size=3).passes(5) == 1
     # Subject and verb are relevant, the subject alone is asked for.
     assert (data.test.relevant[:, [2, 6]] == 1).all() and (data.test.relevant.sum(1) == 2).all()
     assert (data.agreement["test"].places[:, 0].sum(1) == 1).all()
@@ -129,6 +136,7 @@ def test_recipes_of_posts_are_what_they_were(folder):
         ({"momentum": 0.9}, "momentum must be 0 under adamw"),
         ({"clip": 0.0}, "clip must be a finite number > 0"),
         ({"edges": (0.0, 0.5, 0.1, 1.1)}, "edges must be four rising numbers"),
+        ({"epoch_size": 0}, "epoch_size must be an integer >= 1"),
         ({"sure": 1.5}, "sure must be"),
         ({"ac_probability": -0.1}, "ac_probability must be"),
     ],

@@ -26,6 +26,11 @@ class Fixed:
     edges: tuple[float, ...] = EDGES
     sure: float | None = None
     ac_probability: float | None = None
+    epoch_size: int | None = None
+
+    def passes(self, posts: int) -> int:
+        """Passes over so many training posts in an epoch."""
+        return 1 if self.epoch_size is None else max(1, round(self.epoch_size / posts))
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ class TextArm:
 
     Attributes:
         name: of its record.
-        epochs: passes over the training posts.
+        epochs: passes over the training posts, or of more than one of these where the recipe says so.
         rate: base learning rate.
         qk: multiplier of W_Q, W_K and their biases, the paper's r where ov is 1.
         ov: of W_V, W_O and their biases.

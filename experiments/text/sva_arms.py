@@ -6,6 +6,7 @@ from typing import Any
 from experiments.text.arms import BASELINE, Comparison, Protocol
 from experiments.text.recipe import TextArm
 from experiments.text.sva_recipe import SvaRecipe
+from qkdyn.text.sva import PUBLISHED_TRAIN
 
 FAST = 100.0
 # What the published recipe changes together, in the order of the names of arms.
@@ -56,7 +57,8 @@ def controlled_all() -> Protocol:
 def quick() -> Protocol:
     """Two arms on few sentences, for two seeds: a look, no result."""
     arms = (TextArm(BASELINE, 2, 3e-3, decay=DECAY), TextArm("qk30", 2, 3e-3, qk=30.0, decay=DECAY))
-    recipe = SvaRecipe(mix="all", seeds=(1234, 1235))
+    # Beginnings of at most 16 words: two widths to compile.
+    recipe = SvaRecipe(mix="all", n_ctx=16, seeds=(1234, 1235))
     return Protocol(recipe, (arms,), (Comparison("quick", (BASELINE, "qk30")),), limit=2000)
 
 
@@ -82,6 +84,7 @@ def published_recipe() -> SvaRecipe:
         confidence=0.1,
         sure=0.5,
         ac_probability=0.1,
+        epoch_size=PUBLISHED_TRAIN,
     )
 
 

@@ -82,6 +82,12 @@ def load(recipe: SvaRecipe, option: Path | None, *, limit: int | None = None) ->
 
     chosen = {name: getattr(splits, name)[:limit] for name in ("train", *SPLITS)}
     every = {name: encoded(sentences) for name, sentences in chosen.items()}
+    passes = recipe.passes(len(every["train"]))
+    if passes > 1:
+        notes.append(
+            f"the {len(every['train']):,} training sentences are passed over {passes} times in an epoch, which is thereby as "
+            f"long as one of {recipe.epoch_size:,} sentences"
+        )
     own = {name: _agreement(chosen[name], mixed, numbers, every[name], recipe, encoded) for name in SPLITS}
     return TextData(**every, vocabulary=vocabulary.size, notes=tuple(notes), sha256=sums, agreement=own)
 

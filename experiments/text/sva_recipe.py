@@ -26,6 +26,8 @@ class SvaRecipe(Recipe):
         confidence: attention mass from which an instance counts for AC and ACMC.
         sure: probability of the true class from which it counts for ACMC; None is `confidence`.
         ac_probability: probability that AC asks for (0.1 as published); None asks for none.
+        epoch_size: sentences of an epoch, after which runs are measured: where there are fewer, they are passed over several
+            times, so that as many updates are made as of the published file; None is one pass.
     """
 
     rows: str = "preambles"
@@ -40,6 +42,7 @@ class SvaRecipe(Recipe):
     confidence: float = 0.5
     sure: float | None = 0.5
     ac_probability: float | None = None
+    epoch_size: int | None = None
     d_mlp: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +62,8 @@ class SvaRecipe(Recipe):
             found = f"{self.relevant}, split {self.split}"
             reject("relevant and split of preambles", found, "subject, split hash: a preamble has no verb")
         check_count("outputs", self.outputs, minimum=2)
+        if self.epoch_size is not None:
+            check_count("epoch_size", self.epoch_size)
         if self.optimizer == "sgd" and not 0 < self.momentum < 1:
             reject("momentum", self.momentum, "between 0 and 1, without these, under sgd")
         if self.optimizer == "adamw" and self.momentum:

@@ -71,6 +71,7 @@ class Reader:
         widths: bucket widths.
         arms: A, without copies.
         classes: number of classes.
+        passes: over the training posts between two readings.
     """
 
     recipe: Recipe
@@ -79,6 +80,7 @@ class Reader:
     widths: tuple[int, ...]
     arms: int
     classes: int
+    passes: int
 
     @classmethod
     def of(cls, task: Task, recipe: Recipe, data: TextData, arms: int) -> "Reader":
@@ -94,7 +96,7 @@ class Reader:
         lengths = np.concatenate([split.length for split in (data.train, data.validation, data.test)])
         widths = (recipe.n_ctx,) if last_slot else bucket_widths(lengths, 4)
         splits = {name: split_of(getattr(data, name), how, data.agreement.get(name)) for name in SPLITS}
-        return cls(recipe, how, splits, widths, arms, len(task.labels))
+        return cls(recipe, how, splits, widths, arms, len(task.labels), recipe.passes(len(data.train)))
 
     def posts(self, state: TextState, split: Split, share: float) -> Records:
         """Measures of every post, (S, A, N, ...)."""
@@ -104,7 +106,9 @@ class Reader:
         return {name: values[:, : self.arms] for name, values in found.items()}
 
     def epoch(self, state: TextState, epoch: int, records: Records) -> Records:
-        """The records with what is measured after an epoch."""
+        """The records with what is measured after an epoch; `epoch` counts passes."""
+        if (epoch + 1) % self.passes:
+            return records
         found = {name: self.posts(state, split, self.recipe.share) for name, split in self.splits.items()}
         return extended(records, found, self.splits, self.recipe.levels, self.classes)
 
@@ -141,7 +145,7 @@ def prepare(
 ) -> tuple[TextCampaign, TextRuns]:
     """What is trained and measured, and the settings of the arms."""
     model = reader.how.model
-    epochs, batches = arms[0].epochs, math.ceil(len(data.train) / recipe.batch)
+    epochs, batches = arms[0].epochs * reader.passes, math.ceil(len(data.train) / recipe.batch)
     job = TextJob(
         model,
         steps=epochs * batches,
@@ -205,6 +209,7 @@ def _written(
             "cut": {name: getattr(data, name).cut for name in ("train", *SPLITS)},
             "empty": {name: getattr(data, name).empty for name in ("train", *SPLITS)},
             "vocabulary": data.vocabulary,
+            **({"passes": reader.passes} if reader.passes > 1 else {}),
             "sha256": data.sha256,
         },
         "notes": list(data.notes),
@@ -217,7 +222,7 @@ def _written(
         arm.name: {
             **shared,
             "runs": [
-                _run(seed, (s, a), campaign.epochs, records, end, known, data.agreement)
+                _run(seed, (s, a), arm.epochs, records, end, known, data.agreement)
                 for s, seed in enumerate(recipe.seeds)
             ],
         }

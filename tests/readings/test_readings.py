@@ -79,7 +79,11 @@ def test_readings_are_those_of_one_post_and_one_run_at_a_time(changed, how, quer
     state, runs = state_of(config)
     runs = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), runs)
     # Another width is another program: one model of them is enough for two.
-    found = read(how, state, data, SHARE, widths=(16,) if changed else (8, 16), seeds=S)
+    widths = (16,) if changed else (8, 16)
+    places = (
+        np.random.default_rng(1).random((len(data), 2, data.tokens.shape[1])) < 0.4 if changed is SENTENCES else None
+    )
+    found = read(how, state, data, SHARE, widths=widths, seeds=S, places=places)
     where = readouts(data, config)
     for s, a, i in [(0, 0, 0), (0, 1, 3), (1, 0, 5), (1, 1, 8), (0, 0, 7)]:
         at = (s, a, i)
@@ -105,6 +109,10 @@ def test_readings_are_those_of_one_post_and_one_run_at_a_time(changed, how, quer
         close("heads_mass", [attention_mass(head, relevant) for head in heads.reshape(-1, width)])
         close("heads_entropy", [attention_entropy(head) for head in heads.reshape(-1, width)])
         close("heads_top_mass", [top_k_mass(head, top.sum(), content) for head in heads.reshape(-1, width)])
+        if places is not None:
+            close("places", [attention_mass(row, own) for own in places[i]])
+            each = heads.reshape(-1, width)
+            close("heads_places", [[attention_mass(head, own) for own in places[i]] for head in each])
         # Tokens are deleted from a list, and what is left is read as a post of its own.
         candidates = np.ones(data.n_ctx, bool) if how.slots else content
         chosen = top_tokens(row[None], candidates[None], SHARE)[0]
