@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import squad_cost
 from benchmarks.measure import Bench, Row, beside, check, interleaved, rows, seconds_of, threads
+from benchmarks.squad_cost import operations
 from benchmarks.squad_runs import (
     LONGEST,
     Training,
@@ -50,14 +50,14 @@ Actions = dict[str, Callable[[], float]]
 
 
 def squad(bench: Bench) -> list[Row]:
-    """Tokens per second of training and of writing; operations per second, and those that the published runs need."""
+    """Tokens per second of training and of writing; and operations per second."""
     full, laptop = Recipe(), replace(Recipe(), **SCALES["laptop"].sizes)
     if bench.quick:
         full, laptop = replace(full, **TINY), replace(full, **TINY | {"n_layers": 1})
     out = _training(bench, full)
     for place, recipe in enumerate((laptop, full)):
         out += _writing(bench, recipe, bench.phase(0.6 + 0.1 * place, 0.7 + 0.3 * place))
-    return out + _needed(full)
+    return out
 
 
 def sizes(recipe: Recipe) -> str:
@@ -104,7 +104,7 @@ def _training(bench: Bench, recipe: Recipe) -> list[Row]:
     actions[products] = lambda: product_speed(recipe) / 1e9
     found = interleaved(actions, 2 if bench.quick else 5, bench.phase(0.2, 0.6))
     speed = found.pop(products)
-    each = squad_cost.operations(recipe, longest, job.shapes[0].labels / recipe.batch) / 1e9
+    each = operations(recipe, longest, job.shapes[0].labels / recipe.batch) / 1e9
     reached = [rate * each * len(prompts.ids) / forms[ours].tokens for rate in found[ours]]
     out = beside(PART, ours, found, "tokens/s", (EVERYWHERE, *KINDS))
     return out + rows(PART, {products: speed, f"{ours}, operations": reached}, "GFLOP/s", products)
@@ -171,39 +171,32 @@ def _largest(measure: Callable[[Any, Any], float], ours: Any, theirs: Any) -> fl
 
 def _writing(bench: Bench, recipe: Recipe, update: Callable[[float, str], Any]) -> list[Row]:
     """Tokens written per second, with keys and values kept and without."""
-    model = replace(recipe.model(), dropout=0.0)
     texts, prompt, most = (4, 16, 8) if bench.quick else (TEXTS, PROMPT, WRITTEN)
-    params = init_language(jax.random.key(0), model)
-    # Nothing ends early.
-    params["head"]["b_U"] = params["head"]["b_U"].at[-1].set(-100.0)
-    tokens = np.random.default_rng(1).integers(0, model.vocabulary, (texts, prompt)).astype(np.int32)
-    length = np.full(texts, prompt, np.int32)
-    kept = functools.partial(decode, params, model, tokens, length, most=most, end=model.vocabulary - 1)
-    again = functools.partial(without_cache, params, model, tokens, length, most=most)
+    kept, again = _writers(recipe, texts, prompt, most)
     told = f"writing {most} tokens to {texts} texts of {prompt}, {sizes(recipe)}"
     update(0.0, f"compiling: {told}")
-    differ = float((np.asarray(kept().tokens) != np.asarray(again())).any(1).mean())
+    differ = float((kept() != again()).any(1).mean())
     if differ > TIES:
         raise OutputError(f"{differ:.0%} of the texts differ with and without keys and values kept")
     bare = "the whole text read for every token"
     actions = {
-        f"{bare}, {sizes(recipe)}": lambda: texts * most / seconds_of(lambda: jax.block_until_ready(again())),
-        told: lambda: texts * most / seconds_of(lambda: jax.block_until_ready(kept())),
+        f"{bare}, {sizes(recipe)}": lambda: texts * most / seconds_of(again),
+        told: lambda: texts * most / seconds_of(kept),
     }
     found = interleaved(actions, 2 if bench.quick else 3, lambda share, status: update(0.3 + 0.7 * share, status))
     return rows(PART, found, "tokens/s", f"{bare}, {sizes(recipe)}")
 
 
-def _needed(recipe: Recipe) -> list[Row]:
-    """Operations of one published run in both ways, and its hours on an accelerator; computed, not measured."""
-    total = squad_cost.needed(recipe)
-    named = {f"one published run, {name}": value / 1e15 for name, value in total.items()}
-    out = rows(PART, {name: [value] for name, value in named.items()}, "PFLOP", "one published run, published")
-    times = {
-        f"one published run, {name}, at {share:.0%} of {squad_cost.PEAK / 1e12:.0f} TFLOP/s": [
-            squad_cost.hours(value, squad_cost.PEAK, share)
-        ]
-        for name, value in total.items()
-        for share in squad_cost.SHARES
-    }
-    return out + rows(PART, times, "hours")
+def _writers(recipe: Recipe, texts: int, prompt: int, most: int) -> tuple[Callable[[], np.ndarray], ...]:
+    """Functions that write `most` tokens to each text: with keys and values kept, and by reading all of it again."""
+    model = replace(recipe.model(), dropout=0.0)
+    params = jax.tree.map(np.array, init_language(jax.random.key(0), model))
+    # Nothing ends early.
+    params["head"]["b_U"][-1] = -100.0
+    tokens = np.random.default_rng(1).integers(0, model.vocabulary, (texts, prompt)).astype(np.int32)
+    given = (jax.device_put(params), model, tokens, np.full(texts, prompt, np.int32))
+    end = model.vocabulary - 1
+    return (
+        lambda: np.asarray(decode(*given, most=most, end=end).tokens),
+        lambda: np.asarray(without_cache(*given, most=most)),
+    )

@@ -1,13 +1,19 @@
-"""What the published runs on SQuAD need, computed: operations of the way trained here and of the published way, and hours."""
+"""What the published runs on SQuAD need, computed: operations, as trained here and as published, and hours.
+
+Command:  python -m benchmarks.squad_cost
+Time:     seconds.
+Expect:   a line for each way to train; docs/performance.md has them.
+"""
+
+import sys
 
 from benchmarks.squad_runs import LONGEST, MEAN
+from experiments.squad.arms import SCALES
 from experiments.squad.cost import forward
 from experiments.squad.recipe import Recipe
 
-# Questions and epochs of one published run, of the baseline.
-QUESTIONS, EPOCHS = 60_000, 70
-# An accelerator's dense bfloat16 products as its maker states them (one H100), and shares of that speed that may be reached:
-# a usual one, and one for a model as narrow as this.
+# An accelerator's dense bfloat16 products as its maker states them (an H100), and shares of that speed: what large models
+# reach, and what one as narrow as this may.
 PEAK, SHARES = 989e12, (0.4, 0.1)
 
 
@@ -22,13 +28,35 @@ def operations(recipe: Recipe, slots: int, labels: float) -> float:
     return 3 * forward(recipe, slots, slots, labels)
 
 
-def needed(recipe: Recipe) -> dict[str, float]:
-    """Operations of one run: trimmed and with the head at labels, as here, or in 256 slots with the head everywhere."""
-    ours = operations(recipe, LONGEST, MEAN)
-    published = operations(recipe, recipe.n_ctx, recipe.n_ctx)
-    return {name: QUESTIONS * EPOCHS * each for name, each in {"trimmed": ours, "published": published}.items()}
-
-
 def hours(total: float, peak: float, share: float) -> float:
     """Time of so many operations at a share of the peak, in hours."""
     return total / (share * peak) / 3600
+
+
+def lines(recipe: Recipe, epochs: int) -> list[str]:
+    """One run of so many epochs: trimmed with the head at labels, as here; and in n_ctx slots with the head everywhere."""
+    ways = {
+        f"head at labels, {LONGEST} slots": (LONGEST, MEAN),
+        f"head everywhere, {recipe.n_ctx} slots": (recipe.n_ctx, recipe.n_ctx),
+    }
+    out = []
+    for name, (slots, labels) in ways.items():
+        each = operations(recipe, slots, labels)
+        total = recipe.questions * epochs * each
+        times = [f"{hours(total, PEAK, share):.2g} h at {share:.0%}" for share in SHARES]
+        out.append(
+            f"{name}: {each / slots / 1e6:.3g} MFLOP a token, {each / 1e9:.3g} GFLOP a question, "
+            f"{total / 1e15:.3g} PFLOP a run; {' or '.join(times)} of {PEAK / 1e12:.0f} TFLOP/s"
+        )
+    return out
+
+
+def main() -> int:
+    """Print the cost of one published run."""
+    epochs = SCALES["full"].epochs
+    print(f"{Recipe().questions:,} questions, {epochs} epochs", *lines(Recipe(), epochs), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -96,7 +96,7 @@ class Training:
 
     def gradient(self) -> Any:
         """That of the first update, clipped, as AdamW's first moments have it just after; without b_K, whose is exactly 0."""
-        moments = optax.tree_utils.tree_get_all_with_path(self.state.opt, "mu")
+        moments = optax.tree.get_all_with_path(self.state.opt, "mu")
         leaves = [jax.tree.leaves(own, is_leaf=_masked) for _, own in moments]
         found = [next(leaf for leaf in same if not _masked(leaf)) for same in zip(*leaves, strict=True)]
         tree = jax.tree.unflatten(jax.tree.structure(self.state.params), found)
@@ -152,9 +152,10 @@ def loss_everywhere(
     *,
     smoothing: Any = 0.0,
     key: Any = None,
+    embedded: Any = None,
 ) -> Any:
     """`language_loss` of logits at all positions, weighted by 0 where there is no label."""
-    logits = forward(params, config, tokens, length, every=True, key=key).logits
+    logits = forward(params, config, tokens, length, every=True, key=key, embedded=embedded).logits
     post, place = jnp.divmod(row, queries.shape[1])
     # What is not there is dropped, wherever it points.
     post = jnp.where(weight > 0, post, len(tokens))

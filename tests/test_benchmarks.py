@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import checkpoints, devices, memory, record, startup, text, text_posts, throughput, tokens
+from benchmarks import checkpoints, devices, memory, record, squad, startup, text, text_posts, throughput, tokens
 from benchmarks.job import runs_of
 from benchmarks.measure import Bench, Finished, Row, interleaved, rows, run_process, seconds_of
 from benchmarks.throughput import COUNTS, count_in, name_of
@@ -100,7 +100,9 @@ def few_posts(n_ctx):
 
 
 @pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("part", ["throughput", "startup", "checkpoints", "devices", "memory", "tokens", "text"])
+@pytest.mark.parametrize(
+    "part", ["throughput", "startup", "checkpoints", "devices", "memory", "tokens", "text", "squad"]
+)
 def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, quick, tmp_path, monkeypatch):
     """All that computes is replaced: what is left is what is asked for, in which order, and what becomes of the answers."""
     numbers, told, folders = itertools.count(1), [], []
@@ -127,22 +129,27 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
     for name in ("loop", "vmapped"):
         monkeypatch.setattr(tokens, name, lambda *what: lambda steps: float(next(numbers)))
     with_torch = SimpleNamespace(find_spec=lambda name: quick or None)
-    for module in (tokens, text):
+    for module in (tokens, text, squad):
         monkeypatch.setattr(module, "importlib", SimpleNamespace(util=with_torch))
     monkeypatch.setattr(text, "posts_of", lambda recipe: ("few posts", few_posts(recipe.n_ctx)))
-    training = SimpleNamespace(train=lambda: None, rate=lambda: float(next(numbers)))
-    monkeypatch.setattr(text, "start", lambda *what, **how: training)
+    training = SimpleNamespace(train=lambda: np.zeros(1), rate=lambda: float(next(numbers)), tokens=1)
+    for module in (text, squad):
+        monkeypatch.setattr(module, "start", lambda *what, **how: training)
     one = {"1 thread": lambda: float(next(numbers))}
     monkeypatch.setattr(
         text, "_torch_training", lambda *what: {f"{kind}, {n}": one[n] for kind in text.KINDS for n in one}
     )
+    monkeypatch.setattr(squad, "_torch", lambda *what: {f"{kind}, {n}": one[n] for kind in squad.KINDS for n in one})
+    monkeypatch.setattr(squad, "_compared", lambda *what: "all the same")
+    monkeypatch.setattr(squad, "_writers", lambda *what: (lambda: np.zeros((2, 3)), lambda: np.zeros((2, 3))))
+    monkeypatch.setattr(squad, "product_speed", lambda recipe: float(next(numbers)))
     monkeypatch.setattr(text, "_reading", lambda ours, *what: dict.fromkeys((ours, text.ONE_BY_ONE), one["1 thread"]))
 
     found = bench.PARTS[part](Bench(quick, tmp_path, tmp_path / "cache", lambda share, status: told.append(share)))
     names = [row.name for row in found]
     assert part != "throughput" or len(names) == (4 if quick else 14)
     assert len(set(names)) == len(names) >= 2 and {row.part for row in found} == {part}
-    assert part not in ("tokens", "text") or any("PyTorch" in name for name in names) == quick
+    assert part not in ("tokens", "text", "squad") or any("PyTorch" in name for name in names) == quick
     assert all(math.isfinite(row.value) and math.isfinite(row.ratio) for row in found)
     assert {row.baseline for row in found} <= {*names, "interval of 10 s"}
     assert told == sorted(told) and told[0] >= 0 and told[-1] < 1
