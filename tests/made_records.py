@@ -52,16 +52,17 @@ def made_run(seed, epochs, start, rate):
     return {"seed": seed, "diverged_at": None, "epochs": lines, "end": end, "best": best}
 
 
-# Sentences of each number of attractors and label; of 5 or more there are none, of 4 it is not known where they are.
-COUNTS = {(0, "VBZ"): 6, (0, "VBP"): 2, (1, "VBZ"): 3, (1, "VBP"): 1, (2, "VBP"): 1, (4, "VBZ"): 2}
+# Sentences of each number of attractors and label, and those of them of which it is known where they are; none of 3, of 5.
+COUNTS = {(0, "VBZ"): (6, 6), (0, "VBP"): (2, 2), (1, "VBZ"): (3, 2), (1, "VBP"): (1, 0), (2, "VBP"): (1, 1)}
+COUNTS[4, "VBZ"] = (2, 0)
 
 
 def cells(counted, masses):
     """A line for each number of attractors, 0 to 5, and label; what is not known of any sentence is null."""
     found = []
     for number, label in ((number, label) for number in range(6) for label in ("VBZ", "VBP", "both")):
-        n = sum(count for (k, own), count in COUNTS.items() if k == number and label in (own, "both"))
-        known = n * (number != 4)
+        own = [both for (k, of), both in COUNTS.items() if k == number and label in (of, "both")]
+        n, known = map(sum, zip(*own, strict=True)) if own else (0, 0)
         line = {"attractors": number, "label": label, "n": n, "n_known": known}
         line |= {key: value if n else None for key, value in counted(number, label).items()}
         found.append(line | {key: value if known else None for key, value in masses(number).items()})
@@ -76,7 +77,7 @@ def agreement(seed, qk):
             "accuracy": round(0.9 + 0.01 * seed - (0.1 - 0.05 * qk) * number - 0.02 * (label == "VBP"), 6)
         },
         lambda number: dict(
-            zip(rows, (0.2 + 0.3 * qk + 0.01 * seed, (0.3 - 0.2 * qk) * (number > 0), 0.4), strict=True)
+            zip(rows, (0.2 + 0.3 * qk + 0.01 * seed - 0.05 * number, (0.3 - 0.2 * qk) * (number > 0), 0.4), strict=True)
         ),
     )
     for line in found:
@@ -89,7 +90,11 @@ def agreement(seed, qk):
 def rules():
     """What simple rules and uniform attention get."""
     return cells(
-        lambda number, label: {"majority": 0.6, "subject": 0.9, "inverse": round(0.2 + 0.15 * number, 6)},
+        lambda number, label: {
+            "majority": 0.6,
+            "subject": 0.9 - 0.05 * number,
+            "inverse": round(0.2 + 0.15 * number, 6),
+        },
         lambda number: {"uniform_subject": 0.2, "uniform_attractor": 0.1, "uniform_elsewhere": 0.7},
     )
 

@@ -95,9 +95,14 @@ def test_agreement_is_pooled_by_sentences_and_masses_by_those_whose_attractors_a
     line = own.loc[("baseline", "accuracy", "both", "1+")]
     # Four sentences of one attractor, one of two, two of four: 0.92 - 0.1 x (4 + 2 + 8) / 7 over seeds 1, 2, 3.
     assert line["sentences"] == 7 and line["mean"] == pytest.approx(0.92 - 0.1 * 14 / 7)
-    assert line["rule_inverse"] == pytest.approx(0.2 + 0.15 * 2) and line["rule_subject"] == pytest.approx(0.9)
+    assert line["rule_inverse"] == pytest.approx(0.2 + 0.15 * 2) and line["rule_subject"] == pytest.approx(
+        0.9 - 0.05 * 2
+    )
     mass = own.loc[("baseline", "attractor", "both", "1+")]
-    assert mass["sentences"] == 5 and mass["mean"] == pytest.approx(0.3) and mass["uniform"] == pytest.approx(0.1)
+    assert mass["sentences"] == 3 and mass["mean"] == pytest.approx(0.3) and mass["uniform"] == pytest.approx(0.1)
+    # Of two of one attractor and one of two it is known where they are.
+    subject = own.loc[("baseline", "subject", "both", "1+"), "mean"]
+    assert subject == pytest.approx(0.22 - 0.05 * (2 * 1 + 1 * 2) / 3)
     assert ("baseline", "attractor", "both", "4") not in own.index and (
         "baseline",
         "accuracy",
@@ -207,12 +212,16 @@ def test_the_verdict_says_what_the_intervals_say(controlled):
     base, qk = found["baseline"], found["qk100"]
     assert "more often right, gaining more with them than without" in sva_verdict.helped(qk, base)
     assert "less often right, gaining less with them than without" in sva_verdict.helped(base, qk)
+    easy = copy.deepcopy(qk)
+    for own in easy["runs"]:
+        own["end"]["test"]["agreement"][2]["accuracy"] += 0.3
+    assert "more often right, gaining less with them than without" in sva_verdict.helped(easy, base)
     assert sva_verdict.helped(base, base).count("that could be told") == 2
     assert sva_verdict.where_to(base).endswith("favours attractors over the subject")
     assert sva_verdict.where_to(qk).endswith("favours the subject over attractors")
     assert "0.100 [0.100, 0.100] on attractors (uniform 0.100)" in sva_verdict.where_to(qk)
     said = sva_verdict.verdict(records, protocol, "controlled")
-    assert "above inverting the last noun (0.500), below the subject's own number (0.900)" in said
+    assert "above inverting the last noun (0.500), below the subject's own number (0.800)" in said
     assert "that most on the subject has 0.700" in said and "QK x100 and nothing else" in said
     assert "embeddings x100" in said and "posts" not in said.replace("made posts", "")
     one = [record | {"runs": record["runs"][:1]} for record in (base, qk)]
