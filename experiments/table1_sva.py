@@ -6,8 +6,7 @@ Expect:   as_coded: what was published, on other sentences; controlled: accuracy
           stand between subject and verb and are of the other number.
 
 `as_coded` has every confound of the published notebooks: the verb is seen, and the attention that is measured is not the one
-that predicts; `as_coded_long` has as many updates as published, not as many epochs. `as_written` and `as_written_sgd` change
-the rate of QK alone, by the two recipes of the text of the paper.
+that predicts. `as_written` and `as_written_sgd` change the rate of QK alone, by the two recipes of the text of the paper.
 `controlled` predicts the number of a verb that is not seen, reads and measures at a query token, and learns from sentences as
 they come; `controlled_all` learns from all of them, most with nouns of the other number between subject and verb, where
 attending to such a noun and inverting it can pay. --tune runs the paper's tuning instead.
@@ -33,7 +32,6 @@ PROTOCOLS = {
     "controlled": Config(sva_arms.controlled()),
     "controlled_all": Config(sva_arms.controlled_all()),
     "as_coded": Config(sva_arms.as_coded()),
-    "as_coded_long": Config(sva_arms.as_coded_long()),
     "as_written": Config(sva_arms.as_written()),
     "as_written_sgd": Config(sva_arms.as_written_sgd()),
     "quick": Config(sva_arms.quick()),
@@ -47,7 +45,7 @@ class Options(TextOptions):
     home: ClassVar[str] = "sva"
 
     protocol: str = "controlled"
-    """One of: controlled, controlled_all, as_coded, as_coded_long, as_written, as_written_sgd, quick."""
+    """One of: controlled, controlled_all, as_coded, as_written, as_written_sgd, quick."""
     arms: tuple[str, ...] = ()
     """Only these arms, by the names of experiments/text/sva_arms.py; default all of the protocol."""
     data: Path | None = None

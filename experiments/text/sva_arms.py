@@ -28,12 +28,6 @@ def as_coded() -> Protocol:
     return Protocol(published_recipe(), (arms,), (Comparison("published", (BASELINE, "faster")),))
 
 
-def as_coded_long() -> Protocol:
-    """The same with as many updates as published, 73,935, which on the smaller file take 111 epochs."""
-    protocol = as_coded()
-    return replace(protocol, groups=(tuple(replace(arm, epochs=111) for arm in protocol.arms),))
-
-
 def as_written() -> Protocol:
     """The paper's Section 7: AdamW at 1e-5, QK x100 and nothing else, in the published model and as published measured."""
     return _faster_alone(replace(published_recipe(), optimizer="adamw", momentum=0.0), 1e-5)

@@ -40,7 +40,9 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
     said = []
     if protocol.recipe.measured == "last_slot":
         names = ("accuracy", "mrta_all", "head_0_ac", "head_0_acmc")
-        updates = protocol.arms[0].epochs * math.ceil(records[0]["data"]["train"] / protocol.recipe.batch)
+        data = records[0]["data"]
+        passes = protocol.arms[0].epochs * data.get("passes", 1)
+        updates = passes * math.ceil(data["train"] / protocol.recipe.batch)
         ours = OURS.format(updates=updates)
         said += beside_printed(compared_frame(records), (BASELINE, "faster"), names, ours, SENTENCES)
     said += [line for name in closely(found) for line in _closely(found[name])]
