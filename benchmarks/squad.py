@@ -41,6 +41,8 @@ KINDS = {"PyTorch, head everywhere": False, "PyTorch, head at labels": True}
 RATE, EMBED, DECAY, STEPS = 5e-4, 0.1, 0.05, 1000
 # Weights are compared after one update at a rate so much larger, which moves each by 4e-4 and not by less than the tolerance.
 LARGER = 20
+# How far the loss with the head everywhere may be from ours, as a share of it.
+ALIKE = 0.02
 # Texts written to, tokens of a prompt and of what is written.
 TEXTS, PROMPT, WRITTEN = 32, 104, 50
 # Share of the texts that may differ with and without the cache: two tokens may be as likely up to rounding.
@@ -96,9 +98,10 @@ def _training(bench: Bench, recipe: Recipe) -> list[Row]:
     for number, (name, form) in enumerate(forms.items()):
         bench.update(0.1 + 0.05 * number, f"compiling: {name}")
         losses[name] = form.train()
-    off = float(np.abs(losses[ours] - losses[EVERYWHERE]).max())
-    if not off < 1e-3:
-        raise OutputError(f"the loss with the head everywhere is {off:.2g} from that with the head at labels")
+    # Apart by the last layer's dropout, which falls on other rows; without any they are the same (tested).
+    off = float(np.abs(losses[EVERYWHERE] / losses[ours] - 1).max())
+    if not off < ALIKE:
+        raise OutputError(f"the loss with the head everywhere is {off:.1%} from that with the head at labels")
     actions = {name: form.rate for name, form in forms.items()} | (_torch(forms[ours]) if torch else {})
     products = f"products of {recipe.batch * 128:,} rows by {recipe.d_model} x {recipe.d_mlp}"
     actions[products] = lambda: product_speed(recipe) / 1e9

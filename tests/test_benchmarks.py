@@ -132,7 +132,7 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
     for module in (tokens, text, squad):
         monkeypatch.setattr(module, "importlib", SimpleNamespace(util=with_torch))
     monkeypatch.setattr(text, "posts_of", lambda recipe: ("few posts", few_posts(recipe.n_ctx)))
-    training = SimpleNamespace(train=lambda: np.zeros(1), rate=lambda: float(next(numbers)), tokens=1)
+    training = SimpleNamespace(train=lambda: np.ones(1), rate=lambda: float(next(numbers)), tokens=1)
     for module in (text, squad):
         monkeypatch.setattr(module, "start", lambda *what, **how: training)
     one = {"1 thread": lambda: float(next(numbers))}

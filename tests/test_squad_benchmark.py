@@ -9,9 +9,10 @@ import pytest
 from benchmarks import squad, squad_cost
 from benchmarks.squad_runs import loss_everywhere, made_questions, start, without_b_K
 from experiments.squad.recipe import Recipe
-from helpers import max_difference
+from helpers import QUICK, max_difference
 from qkdyn.errors import OutputError
 from qkdyn.text.answer_batches import AnswerBatch
+from qkdyn.train import language_engine
 from qkdyn.train.language import language_loss
 from qkdyn.train.language_batches import epoch_batches
 from qkdyn.transformer_init import init_language
@@ -20,6 +21,7 @@ TINY = replace(Recipe(), vocabulary=60, n_layers=1, d_model=8, n_heads=2, d_mlp=
 JOB = squad.job_of(TINY, 16)
 
 
+advance = jax.jit(language_engine.advance.__wrapped__, static_argnums=0, donate_argnums=2, compiler_options=QUICK)
 PROMPTS = made_questions(np.random.default_rng(0), 8, TINY.vocabulary, 16)
 
 
@@ -28,7 +30,7 @@ def batches():
 
 
 def begun():
-    return start(JOB, squad.run_of(squad.LARGER * squad.RATE), PROMPTS, TINY.batch)
+    return start(JOB, squad.run_of(squad.LARGER * squad.RATE), PROMPTS, TINY.batch, advance)
 
 
 def test_the_head_everywhere_is_no_other_loss():
@@ -37,7 +39,7 @@ def test_the_head_everywhere_is_no_other_loss():
     posts.weight[3:9] = 0
     both = jax.jit(
         lambda p, posts: [loss(p, JOB.model, *posts, smoothing=0.1) for loss in (language_loss, loss_everywhere)],
-        compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+        compiler_options=QUICK,
     )
     ours, other = both(init_language(jax.random.key(1), JOB.model), posts)
     assert ours > 3 and other == pytest.approx(float(ours), rel=1e-6)
