@@ -301,7 +301,7 @@ def test_joined_runs_and_their_table(protocol):
     assert {"end", "best", "matched"} == set(long["reading"])
     short = tables.short_frame(long)
     assert {"mass", "mass_ci", "mass_uniform", "mass_change"} <= set(short)
-    assert len(tables.costs_frame(records)) == 15 and len(tables.baselines_frame(joined)) == 2
+    assert len(tables.costs_frame(records)) == 15 and len(tables.baselines_frame(joined)) == 3
 
 
 def test_the_verdict_follows_the_numbers(protocol):

@@ -138,6 +138,7 @@ def draw_attention(arms: Sequence[Record], title: str) -> "matplotlib.figure.Fig
         if floor is not None:
             _floor(axes, arms[0], floor, horizontal=False)
         axes.set_title(text, fontsize=9.5)
+        axes.locator_params(axis="x", nbins=5)
     for row in grid:
         row[0].set_yticks([-place for place in range(len(arms))], [label(record["arm"]) for record in arms])
         row[0].set_ylim(0.6 - len(arms), 0.6)
