@@ -112,8 +112,9 @@ def _scale(protocol: Protocol) -> list[str]:
         return []
     return [
         f"This is not the published model (6 layers of width 300, 50,257 tokens, 60,000 questions, {full.epochs} epochs or "
-        f"more, updates of 64 questions; here of {protocol.recipe.batch * protocol.recipe.micro}): it shows that the pipeline runs, and what the arms do in so short a time, not whether the published claim "
-        "holds. --scale full is the published size."
+        f"more, updates of 64 questions; here of {protocol.recipe.batch * protocol.recipe.micro}): it shows that the pipeline "
+        "runs, and what the arms do in so short a time, not whether the published claim holds. --scale full is the published "
+        "size."
     ]
 
 
