@@ -15,7 +15,7 @@ from qkdyn.metrics.curves import THRESHOLDS
 from qkdyn.metrics.faithfulness import SHARES
 from qkdyn.readings import agreement
 from qkdyn.readings.agreement import Agreement
-from qkdyn.readings.posts import Reading, read
+from qkdyn.readings.posts import Reading, read, slots_of
 from qkdyn.readings.splits import Split, distributions, extended, floors, means, split_of
 from qkdyn.text.batches import bucket_widths, epoch_plan
 from qkdyn.text.encoded import Encoded
@@ -93,8 +93,8 @@ class Reader:
             by_rank=recipe.order == "rank",
             residual=recipe.residual,
         )
-        lengths = np.concatenate([split.length for split in (data.train, data.validation, data.test)])
-        widths = (recipe.n_ctx,) if last_slot else bucket_widths(lengths, 4)
+        slots = np.concatenate([slots_of(how, split) for split in (data.train, data.validation, data.test)])
+        widths = (recipe.n_ctx,) if last_slot and not recipe.mask_padding else bucket_widths(slots, 4)
         splits = {name: split_of(getattr(data, name), how, data.agreement.get(name)) for name in SPLITS}
         return cls(recipe, how, splits, widths, arms, len(task.labels), recipe.passes(len(data.train)))
 

@@ -50,6 +50,7 @@ class Posts(NamedTuple):
     relevant: Any
     content: Any
     count: Any
+    last: Any
     places: Any = None
 
 
@@ -70,7 +71,7 @@ def read(
         state: settled (`text_engine.settle`).
         data: N posts.
         share: of the tokens, that are deleted or kept for `comprehensiveness` and `sufficiency`.
-        widths: bucket widths; the last is n_ctx where the last slot is measured.
+        widths: bucket widths, see `slots_of`.
         seeds: S.
         places: K sets of tokens of each post, (N, K, T), whose mass is asked for.
 
@@ -83,7 +84,7 @@ def read(
     """
     arms = state.table.shape[1]
     where = readouts(data, how.model)
-    slots = np.full(len(data), data.n_ctx) if how.last_slot else np.maximum(where + 1, data.length)
+    slots = slots_of(how, data)
     batch = int(max(8, min(256, ROOM // (seeds * arms * widths[-1]) // 8 * 8)))
     plan = evaluation_plan(slots, batch=batch, widths=widths)
     candidates = np.full(len(data), data.n_ctx) if how.slots else data.content.sum(1)
@@ -101,6 +102,7 @@ def read(
             some.relevant,
             some.content,
             np.where(there, count[posts], 1),
+            np.int32(data.n_ctx - 1),
             None if places is None else _in_slots(places[posts], int(width)),
         )
         waiting.append(
@@ -111,6 +113,18 @@ def read(
     for ready in waiting:
         _put(found, len(data), *ready)
     return found
+
+
+def slots_of(how: Reading, data: Encoded) -> np.ndarray:
+    """How many slots a reading of each post takes, (N,): bucket widths are to hold these.
+
+    The last of n_ctx slots is measured in the first slot after the post where padding gets no attention: all between is masked.
+    """
+    if not how.last_slot:
+        return np.maximum(readouts(data, how.model) + 1, data.length)
+    if how.model.mask_padding:
+        return np.minimum(data.length + 1, data.n_ctx)
+    return np.full(len(data), data.n_ctx)
 
 
 def _in_slots(places: np.ndarray, width: int) -> np.ndarray:
@@ -141,7 +155,8 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
     T = posts.tokens.shape[1]
     measured = jnp.full_like(posts.readout, T - 1) if how.last_slot else posts.readout
     queries = jnp.stack([posts.readout, measured], 1) if how.last_slot else posts.readout[:, None]
-    out = forward(params, how.model, posts.tokens, posts.length, embedded=x, queries=queries)
+    seen = _with_last(params, posts.last, T) if how.last_slot and how.model.mask_padding else params
+    out = forward(seen, how.model, posts.tokens, posts.length, embedded=x, queries=queries)
     probability = jax.nn.softmax(out.logits[:, 0])
     predicted = probability.argmax(-1)
     true = jnp.take_along_axis(probability, posts.label[:, None], 1)[:, 0]
@@ -187,6 +202,12 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         return jnp.where(where, values, -1 if jnp.issubdtype(values.dtype, jnp.integer) else jnp.nan)
 
     return {name: guarded(values) for name, values in found.items()}
+
+
+def _with_last(params: Any, last: Any, T: int) -> Any:
+    """Parameters whose last of T positions is that of slot `last`."""
+    W_pos = params["embed"]["W_pos"]
+    return params | {"embed": params["embed"] | {"W_pos": W_pos.at[T - 1].set(W_pos[last])}}
 
 
 def _rows(how: Reading, attention: Any, measured: Any) -> tuple[Any, Any]:
