@@ -6,6 +6,7 @@ all have found the same numbers. Without PyTorch (the `bench` extra) its rows ar
 
 import functools
 import importlib.util
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -105,7 +106,7 @@ def _training(bench: Bench, recipe: Recipe) -> list[Row]:
     actions = {name: form.rate for name, form in forms.items()} | (_torch(forms[ours]) if torch else {})
     products = f"products of {recipe.batch * 128:,} rows by {recipe.d_model} x {recipe.d_mlp}"
     actions[products] = lambda: product_speed(recipe) / 1e9
-    found = interleaved(actions, 2 if bench.quick else 5, bench.phase(0.2, 0.6))
+    found = interleaved(actions, 2 if bench.quick else 4, bench.phase(0.2, 0.6))
     speed = found.pop(products)
     each = operations(recipe, longest, job.shapes[0].labels / recipe.batch) / 1e9
     reached = [rate * each * len(prompts.ids) / forms[ours].tokens for rate in found[ours]]
@@ -177,21 +178,27 @@ def _writing(bench: Bench, recipe: Recipe, update: Callable[[float, str], Any]) 
     texts, prompt, most = (4, 16, 8) if bench.quick else (TEXTS, PROMPT, WRITTEN)
     kept, again = _writers(recipe, texts, prompt, most)
     told = f"writing {most} tokens to {texts} texts of {prompt}, {sizes(recipe)}"
+    bare = f"the whole text read for every token, {sizes(recipe)}"
     update(0.0, f"compiling: {told}")
-    differ = float((kept() != again()).any(1).mean())
+    written = {told: kept(), bare: again(1)}
+
+    def rate(name: str, write: Callable[[], np.ndarray]) -> float:
+        begun = time.perf_counter()
+        written[name] = write()
+        return texts * most / (time.perf_counter() - begun)
+
+    actions = {bare: lambda: rate(bare, lambda: again(most)), told: lambda: rate(told, kept)}
+    found = interleaved(actions, 2 if bench.quick else 3, lambda share, status: update(0.2 + 0.8 * share, status))
+    differ = float((written[told] != written[bare]).any(1).mean())
     if differ > TIES:
         raise OutputError(f"{differ:.0%} of the texts differ with and without keys and values kept")
-    bare = "the whole text read for every token"
-    actions = {
-        f"{bare}, {sizes(recipe)}": lambda: texts * most / seconds_of(again),
-        told: lambda: texts * most / seconds_of(kept),
-    }
-    found = interleaved(actions, 2 if bench.quick else 3, lambda share, status: update(0.3 + 0.7 * share, status))
-    return rows(PART, found, "tokens/s", f"{bare}, {sizes(recipe)}")
+    return rows(PART, found, "tokens/s", bare)
 
 
-def _writers(recipe: Recipe, texts: int, prompt: int, most: int) -> tuple[Callable[[], np.ndarray], ...]:
-    """Functions that write `most` tokens to each text: with keys and values kept, and by reading all of it again."""
+def _writers(
+    recipe: Recipe, texts: int, prompt: int, most: int
+) -> tuple[Callable[[], np.ndarray], Callable[[int], np.ndarray]]:
+    """Functions that write to each text: `most` tokens with keys and values kept, and so many by reading all of it again."""
     model = replace(recipe.model(), dropout=0.0)
     params = jax.tree.map(np.array, init_language(jax.random.key(0), model))
     # Nothing ends early.
@@ -201,5 +208,5 @@ def _writers(recipe: Recipe, texts: int, prompt: int, most: int) -> tuple[Callab
     end = model.vocabulary - 1
     return (
         lambda: np.asarray(decode(*given, most=most, end=end).tokens),
-        lambda: np.asarray(without_cache(*given, most=most)),
+        lambda count: np.asarray(without_cache(*given, count, most=most)),
     )

@@ -168,8 +168,8 @@ def loss_everywhere(
 
 
 @functools.partial(jax.jit, static_argnames=("config", "most"))
-def without_cache(params: Any, config: TransformerConfig, tokens: Any, length: Any, *, most: int) -> Any:
-    """`most` tokens after each prompt, (B, most), each written by the model reading the whole text again.
+def without_cache(params: Any, config: TransformerConfig, tokens: Any, length: Any, count: Any, *, most: int) -> Any:
+    """`count` of at most `most` tokens after each prompt, (B, most), each written by the model reading the whole text again.
 
     The head is computed at the last token alone, and the last layer at its row.
     """
@@ -182,4 +182,4 @@ def without_cache(params: Any, config: TransformerConfig, tokens: Any, length: A
         token = head(params, config, x)[:, 0].argmax(-1).astype(text.dtype)
         return text.at[posts, length + step].set(token), out.at[:, step].set(token)
 
-    return jax.lax.fori_loop(0, most, write, (text, jnp.zeros((len(tokens), most), text.dtype)))[1]
+    return jax.lax.fori_loop(0, count, write, (text, jnp.zeros((len(tokens), most), text.dtype)))[1]

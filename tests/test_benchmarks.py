@@ -141,7 +141,7 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
     )
     monkeypatch.setattr(squad, "_torch", lambda *what: {f"{kind}, {n}": one[n] for kind in squad.KINDS for n in one})
     monkeypatch.setattr(squad, "_compared", lambda *what: "all the same")
-    monkeypatch.setattr(squad, "_writers", lambda *what: (lambda: np.zeros((2, 3)), lambda: np.zeros((2, 3))))
+    monkeypatch.setattr(squad, "_writers", lambda *what: (lambda: np.zeros((2, 3)), lambda count: np.zeros((2, 3))))
     monkeypatch.setattr(squad, "product_speed", lambda recipe: float(next(numbers)))
     monkeypatch.setattr(text, "_reading", lambda ours, *what: dict.fromkeys((ours, text.ONE_BY_ONE), one["1 thread"]))
 
