@@ -1,10 +1,19 @@
-"""What several tests share: comparisons of trees, and a count of compilations."""
+"""What several tests share: comparisons of trees, quick compilation, and a count of compilations."""
 
 import contextlib
 import logging
 
 import jax
 import numpy as np
+
+# Compiled quickly, not to be fast.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def quick(function, **static):
+    """Jitted, compiled in a hurry; numpy out, so that nothing is compiled for looking at it."""
+    compiled = jax.jit(function, compiler_options=QUICK, **static)
+    return lambda *args, **kwargs: jax.device_get(compiled(*args, **kwargs))
 
 
 def trees_equal(a, b) -> bool:

@@ -17,6 +17,7 @@ from qkdyn.train.sweep import Grid
 
 TINY = ["--m", "2", "--n", "3", "--b", "2", "--M", "3", "--backgrounds", "4", "--batch", "24", "--r", "1", "30"]
 TINY += ["--seeds", "0", "1", "--losses", "0.7", "0.4", "--stop-loss", "0.4", "--max-steps", "400", "--records", "20"]
+TINY += ["--parameterizations", "FAFO", "CACO"]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_the_same_command_gives_the_same_bytes(folder, tmp_path, capsys):
 
 
 def test_two_runs_are_compared_at_matched_loss(folder, tmp_path, capsys):
-    assert sweep.main([*TINY, "--rate-scale", "0.5", "--max-steps", "800", "--out", str(tmp_path)]) == 0
+    assert sweep.main([*TINY, "--rate-scale", "0.5", "--max-steps", "800", "--no-draw", "--out", str(tmp_path)]) == 0
     text = compare_runs(folder, tmp_path)
     assert "rate_scale" in text and "alpha" in text
 

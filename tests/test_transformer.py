@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import transformer_reference as reference
-from helpers import compilations, max_difference, trees_equal
+from helpers import compilations, max_difference, quick, trees_equal
 from qkdyn.attention import cross_entropy
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import InputError
@@ -38,15 +38,6 @@ CONFIGS = {
 # The second post fills all slots.
 TOKENS = np.array([[1, 4, 2, 0, 0], [3, 1, 5, 2, 2], [5, 0, 0, 0, 0]], np.int32)
 LENGTH = np.array([3, 5, 1], np.int32)
-# Compiled quickly, not to be fast.
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-
-
-def quick(function, **static):
-    """Jitted, compiled in a hurry; numpy out, so that nothing is compiled for looking at it."""
-    compiled = jax.jit(function, compiler_options=QUICK, **static)
-    return lambda *args, **kwargs: jax.device_get(compiled(*args, **kwargs))
-
 
 run = quick(forward, static_argnames=("config", "every"))
 

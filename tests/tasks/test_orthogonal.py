@@ -4,21 +4,23 @@ import itertools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers import quick
 from qkdyn.circuits import on_ansatz
 from qkdyn.errors import InputError
 from qkdyn.tasks.orthogonal import OrthogonalTask
 from qkdyn.train.probe import AnsatzProbe
 from qkdyn.train.step import batch_loss
 
+# One program instead of one for each operation, compiled quickly.
+batch_of = quick(OrthogonalTask.batch_of, static_argnums=0)
+
 
 def task_of(m, n, b, M, K, query, copies=1):
-
     return OrthogonalTask(m=m, n=n, b=b, M=M, backgrounds=K, query=query, batch=copies * unit_of(m, b, M, query))
 
 
@@ -41,7 +43,7 @@ tasks = st.builds(
 @settings(max_examples=6)
 @given(tasks, st.integers(0, 99))
 def test_balanced_design_has_the_populations_symmetries(task, seed):
-    batch = task.batch_of(jax.random.key(seed), False)
+    batch = batch_of(task, jax.random.key(seed), False)
     X, x_T, y = (np.asarray(leaf, float) for leaf in batch)
     assert X.shape == (task.batch, task.m + task.n, task.d) and x_T.shape == (task.batch, task.d)
     S = np.asarray([task.directions()["qk"][k * task.b : (k + 1) * task.b].max(0) for k in range(task.M)])
@@ -60,8 +62,7 @@ def test_balanced_design_has_the_populations_symmetries(task, seed):
 @given(tasks, st.integers(0, 99))
 def test_tokens_are_signed_unit_vectors_in_their_places(task, seed):
     for sampled in (False, True):
-        X = np.asarray(task.batch_of(jax.random.key(seed), sampled).X)
-        y = np.asarray(task.batch_of(jax.random.key(seed), sampled).y)
+        X, _, y = batch_of(task, jax.random.key(seed), sampled)
         assert (np.abs(X).sum(-1) == 1).all()
         owner = np.abs(X).argmax(-1)
         assert (owner[:, : task.m] // task.b == y[:, None]).all() and (X[:, : task.m].sum(-1) == 1).all()
@@ -73,20 +74,21 @@ def test_sampled_tokens_are_uniform_independent_draws():
 
     task = OrthogonalTask(m=2, n=1, b=3, M=2, backgrounds=2, batch=36)
     keys = jax.random.split(jax.random.key(0), 400)
-    X = np.asarray(jax.vmap(lambda k: task.batch_of(k, True).X[: task.batch // 2, : task.m])(keys))
+    drawn = quick(jax.vmap(lambda k: task.batch_of(k, True).X[: task.batch // 2]))(keys)
+    X, nu = np.split(drawn, [task.m], 2)
     tau = X.argmax(-1).reshape(-1, 2) % task.b
     counts = [np.sum((tau == pair).all(1)) for pair in itertools.product(range(3), repeat=2)]
     assert chisquare(counts).pvalue > 1e-3
-    nu = np.asarray(jax.vmap(lambda k: task.batch_of(k, True).X[: task.batch // 2, task.m :])(keys)).reshape(-1, task.d)
+    nu = nu.reshape(-1, task.d)
     signed = [np.sum(nu[:, -k] == s) for k in (1, 2) for s in (1, -1)]
     assert chisquare(signed).pvalue > 1e-3
 
 
 def test_batches_depend_on_the_key_and_only_in_what_is_random():
     task = OrthogonalTask()
-    a, b = (task.batch_of(jax.random.key(k), False) for k in (0, 1))
+    a, b = (batch_of(task, jax.random.key(k), False) for k in (0, 1))
     assert not np.array_equal(a.X[:, task.m :], b.X[:, task.m :]) and np.array_equal(a.X[:, : task.m], b.X[:, : task.m])
-    a, b = (task.batch_of(jax.random.key(k), True) for k in (0, 1))
+    a, b = (batch_of(task, jax.random.key(k), True) for k in (0, 1))
     assert not np.array_equal(a.X[:, : task.m], b.X[:, : task.m]) and np.array_equal(a.x_T, b.x_T)
 
 
@@ -94,31 +96,28 @@ def test_batches_depend_on_the_key_and_only_in_what_is_random():
     "m,n,b,M,K,query",
     [(4, 8, 4, 4, 16, "single"), (2, 3, 5, 3, 4, "single"), (5, 2, 3, 2, 3, "mean"), (3, 4, 6, 5, 2, "mean")],
 )
-@pytest.mark.parametrize("mu_ov,mu_qk", [(0.0, 0.0), (0.7, 0.4), (3.0, 2.0)])
-def test_on_the_ansatz_the_gradient_is_theorem_1s(m, n, b, M, K, query, mu_ov, mu_qk, x64):
+def test_on_the_ansatz_the_gradient_is_theorem_1s(m, n, b, M, K, query, x64):
     task = task_of(m, n, b, M, K, query)
-    directions = task.directions()
-    params = {
-        "qk": {"W_QK": jnp.asarray(mu_qk * directions["qk"])},
-        "ov": {"W_OV": jnp.asarray(mu_ov * directions["ov"])},
-    }
-    gradient = jax.grad(batch_loss)(params, task.batch_of(jax.random.key(1), False))
-    alpha = m * np.exp(mu_qk) / (m * np.exp(mu_qk) + n)
-    E = np.exp(alpha * mu_ov)
-    f = alpha / (b * (E + M - 1))
-    g = (M - 1) * alpha * (1 - alpha) * mu_ov / (M * b**2 * (E + M - 1))
-    np.testing.assert_allclose(-gradient["ov"]["W_OV"], f * directions["ov"], atol=1e-13)
-    np.testing.assert_allclose(-gradient["qk"]["W_QK"], g * directions["qk"], atol=1e-13)
-    measured = AnsatzProbe(task)(params)
-    expected = {"loss": np.log1p((M - 1) / E), "mu_ov": mu_ov, "mu_qk": mu_qk, "alpha": alpha}
-    for name, value in expected.items():
-        assert float(measured[name]) == pytest.approx(value, abs=1e-12)
+    directions, probe = task.directions(), AnsatzProbe(task)
+    look = quick(lambda params, key: (jax.grad(batch_loss)(params, task.batch_of(key, False)), probe(params)))
+    for mu_ov, mu_qk in ((0.0, 0.0), (0.7, 0.4), (3.0, 2.0)):
+        params = {"qk": {"W_QK": mu_qk * directions["qk"]}, "ov": {"W_OV": mu_ov * directions["ov"]}}
+        gradient, measured = look(params, jax.random.key(1))
+        alpha = m * np.exp(mu_qk) / (m * np.exp(mu_qk) + n)
+        E = np.exp(alpha * mu_ov)
+        f = alpha / (b * (E + M - 1))
+        g = (M - 1) * alpha * (1 - alpha) * mu_ov / (M * b**2 * (E + M - 1))
+        np.testing.assert_allclose(-gradient["ov"]["W_OV"], f * directions["ov"], atol=1e-13)
+        np.testing.assert_allclose(-gradient["qk"]["W_QK"], g * directions["qk"], atol=1e-13)
+        expected = {"loss": np.log1p((M - 1) / E), "mu_ov": mu_ov, "mu_qk": mu_qk, "alpha": alpha}
+        for name, value in expected.items():
+            assert float(measured[name]) == pytest.approx(value, abs=1e-12)
 
 
 def test_probe_reads_any_parameterization():
     task = OrthogonalTask()
     for form in ("FAFO", "CAFO", "FACO", "CACO"):
-        measured = AnsatzProbe(task)(on_ansatz(task.directions(), form, mu_ov=0.5, mu_qk=0.25))
+        measured = quick(AnsatzProbe(task))(on_ansatz(task.directions(), form, mu_ov=0.5, mu_qk=0.25))
         assert float(measured["mu_ov"]) == pytest.approx(0.5, rel=1e-5)
         assert float(measured["mu_qk"]) == pytest.approx(0.25, rel=1e-5)
 
