@@ -26,7 +26,6 @@ from experiments.text.task import HATEXPLAIN
 from experiments.text.verdict import verdict
 from qkdyn.config import main_guard, parse
 from qkdyn.figures.text import draw_text
-from qkdyn.figures.text_records import POSTS
 
 PROTOCOLS = {
     "controlled": Config(arms.controlled()),
@@ -40,7 +39,7 @@ PROTOCOLS = {
 class Options(TextOptions):
     """How it is run; no result depends on it but by what is asked for."""
 
-    home: ClassVar[str] = "hatexplain"
+    home: ClassVar[str] = HATEXPLAIN.name
 
     protocol: str = "controlled"
     """One of: controlled, as_coded, as_written, quick."""
@@ -76,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     prog, description = "python -m experiments.table1_hatexplain", (__doc__ or "").splitlines()[0]
     config, options = parse(PROTOCOLS, Options(), arguments, prog=prog, description=description)
-    experiment = Experiment(HATEXPLAIN, POSTS, prog, read_off, drawn, TUNED)
+    experiment = Experiment(HATEXPLAIN, prog, read_off, drawn, TUNED)
     return command.run(experiment, deepened(config.trained, options.layers), options, arguments)
 
 

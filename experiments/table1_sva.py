@@ -26,7 +26,6 @@ from experiments.text.sva_verdict import verdict
 from experiments.text.task import SVA
 from qkdyn.config import main_guard, parse
 from qkdyn.figures.sva import draw_sva
-from qkdyn.figures.text_records import SENTENCES
 
 PROTOCOLS = {
     "controlled": Config(sva_arms.controlled()),
@@ -42,7 +41,7 @@ PROTOCOLS = {
 class Options(TextOptions):
     """How it is run; no result depends on it but by what is asked for."""
 
-    home: ClassVar[str] = "sva"
+    home: ClassVar[str] = SVA.name
 
     protocol: str = "controlled"
     """One of: controlled, controlled_all, as_coded, as_written, as_written_sgd, quick."""
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     prog, description = "python -m experiments.table1_sva", (__doc__ or "").splitlines()[0]
     config, options = parse(PROTOCOLS, Options(), arguments, prog=prog, description=description)
-    experiment = Experiment(SVA, SENTENCES, prog, read_off, draw_sva, TUNED, sva_tables.QUANTITIES, sva_tables.SHOWN)
+    experiment = Experiment(SVA, prog, read_off, draw_sva, TUNED, sva_tables.QUANTITIES, sva_tables.SHOWN)
     return command.run(experiment, config.trained, options, arguments)
 
 

@@ -90,7 +90,6 @@ class Experiment:
 
     Attributes:
         task: the data set.
-        called: what its instances are.
         prog: the command, as its help shows it.
         read_off: (records, protocol, name of the protocol) -> tables by the name of their file, and the verdict.
         draw: (compared arms by the name of the comparison, tables, folder) -> figures.
@@ -100,7 +99,6 @@ class Experiment:
     """
 
     task: Task
-    called: Called
     prog: str
     read_off: Callable[[Sequence[Record], Protocol, str], tuple[Frames, str]]
     draw: Callable[[Sequence[tuple[str, Sequence[Record]]], Frames, Path], list[Path]]
@@ -210,7 +208,7 @@ def reader(experiment: Experiment, protocol: Protocol, names: Sequence[str], opt
             if record is not None and record["data"]["sha256"] != dict(data.sha256):
                 do = "take another --out, or --fresh to forget it"
                 raise ConflictError(f"{place.path} is the record of other data; {do}")
-        for note in (*data.notes, *_reduced(data, experiment.called)):
+        for note in (*data.notes, *_reduced(data, experiment.task.called)):
             print(f"note: {note}", file=sys.stderr)
         return data
 
@@ -251,7 +249,7 @@ def draw_tuned(
     experiment: Experiment, records: Sequence[Record], protocol: Protocol, name: str, folder: Path
 ) -> list[Path]:
     """Table, verdict and figure of the tuning."""
-    published, called = experiment.tuned, experiment.called
+    published, called = experiment.tuned, experiment.task.called
     frame = tune.tuned_frame(records, published)
     said = tune.tuning_verdict(records, name, published, called)
     retract(folder)

@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments.text.printed import Printed, compared, noted
 from experiments.text.readings import Record
+from experiments.text.task import HATEXPLAIN
 from experiments.text.tune import Published
 
 NOTEBOOK, SECOND = "notebook", "notebook of the heat maps"
@@ -20,7 +21,7 @@ UNSORTED = (
 )
 MASKS = "train rationales are one mask in our data, the union, divided by three as if two annotators had marked nothing"
 # What the tuning is said to have chosen.
-TUNED = Published("HateXplain", 5e-5, 30.0)
+TUNED = Published(HATEXPLAIN.title, 5e-5, 30.0)
 TABLE = {1: "Table 1, Table 4", 2: "Tables 5, 6", 4: "Tables 5, 6"}
 
 

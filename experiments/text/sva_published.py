@@ -10,11 +10,12 @@ import pandas as pd
 
 from experiments.text.printed import Printed, compared, noted
 from experiments.text.readings import Record
+from experiments.text.task import SVA
 from experiments.text.tune import Published
 from qkdyn.text.sva import PUBLISHED_TRAIN
 
 # What the tuning is said to have chosen; here the sentences of the mix choose.
-TUNED = Published("Subject-verb agreement", 1e-5, 100.0, by="accuracy_chosen")
+TUNED = Published(SVA.title, 1e-5, 100.0, by="accuracy_chosen")
 TABLE, NOTEBOOK, OWN = "Table 1, Table 4", "notebook", "notebook, summed"
 OTHER = "not comparable: other data here (26,604 sentences of several sources, not the published file's 1,577,211)"
 UNSORTED = (

@@ -10,9 +10,10 @@ from experiments.text.claims import Estimate, change, estimate, judged, told
 from experiments.text.effects import effects_frame
 from experiments.text.readings import MAIN, Record, values
 from experiments.text.said import Found, alone, as_markdown, beside_printed, data_of, pair, parts_of, title_of
-from experiments.text.sva_published import TUNED, compared_frame
+from experiments.text.sva_published import compared_frame
 from experiments.text.sva_tables import NUMBERS, OWN, cell, count, of_heads, ranked, rule, uniform
 from experiments.text.tables import compared
+from experiments.text.task import SVA
 from qkdyn.figures.text import words
 from qkdyn.figures.text_records import SENTENCES
 
@@ -54,7 +55,7 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         said += _parts(records, protocol)
         said += alone(found, [(name, BASELINE) for name in ("qk10", "qk100", "ov30", "all30")], SENTENCES)
     said += data_of(records, SENTENCES)
-    return as_markdown(title_of(TUNED.title, name, records, protocol, SENTENCES), in_short(found), said)
+    return as_markdown(title_of(SVA.title, name, records, protocol, SENTENCES), in_short(found), said)
 
 
 def closely(found: Found) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from experiments.text import data, sva_data
 from experiments.text.data import TextData
+from qkdyn.figures.text_records import POSTS, SENTENCES, Called
 from qkdyn.text import hatexplain, sva
 
 
@@ -16,16 +17,16 @@ class Task:
         name: of its folder under results/.
         title: in tables and texts.
         labels: its classes, in the order of their indices.
-        marked: how its posts with relevant tokens are called.
+        called: how its instances are called where people read of them.
         load: (recipe, folder named by the user or None, limit=) -> its posts.
     """
 
     name: str
     title: str
     labels: tuple[str, ...]
-    marked: str
+    called: Called
     load: Callable[..., TextData] = field(repr=False)
 
 
-HATEXPLAIN = Task("hatexplain", "HateXplain", hatexplain.LABELS, "toxic posts", data.load)
-SVA = Task("sva", "Subject-verb agreement", sva.LABELS, "sentences", sva_data.load)
+HATEXPLAIN = Task("hatexplain", "HateXplain", hatexplain.LABELS, POSTS, data.load)
+SVA = Task("sva", "Subject-verb agreement", sva.LABELS, SENTENCES, sva_data.load)

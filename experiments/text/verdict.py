@@ -10,6 +10,7 @@ from experiments.text.published import compared_frame
 from experiments.text.readings import Record, matched_level
 from experiments.text.said import Found, alone, as_markdown, beside_printed, data_of, pair, parts_of, title_of
 from experiments.text.tables import compared
+from experiments.text.task import HATEXPLAIN
 from qkdyn.figures.text import words
 from qkdyn.figures.text_records import POSTS
 
@@ -44,7 +45,7 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         said += _beside_baseline(found)
         said += _longer(found)
     said += data_of(records, POSTS)
-    return as_markdown(title_of("HateXplain", name, records, protocol, POSTS), in_short(records, protocol), said)
+    return as_markdown(title_of(HATEXPLAIN.title, name, records, protocol, POSTS), in_short(records, protocol), said)
 
 
 def _parts(records: Sequence[Record], protocol: Protocol) -> list[str]:
