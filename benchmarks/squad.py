@@ -6,6 +6,7 @@ all have found the same numbers. Without PyTorch (the `bench` extra) its rows ar
 
 import functools
 import importlib.util
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from benchmarks.measure import Bench, Row, beside, check, interleaved, rows, seconds_of, threads
 from benchmarks.squad_cost import operations
@@ -29,8 +31,9 @@ from benchmarks.squad_runs import (
 from experiments.squad.arms import SCALES
 from experiments.squad.cost import product_speed
 from experiments.squad.recipe import Recipe
-from qkdyn.decoding import decode
+from qkdyn.decoding import decoded
 from qkdyn.errors import OutputError
+from qkdyn.train.devices import arms_mesh, copied, spread
 from qkdyn.train.language_engine import LABELS, LanguageJob, LanguageRun
 from qkdyn.transformer_init import init_language
 
@@ -198,15 +201,22 @@ def _writing(bench: Bench, recipe: Recipe, update: Callable[[float, str], Any]) 
 def _writers(
     recipe: Recipe, texts: int, prompt: int, most: int
 ) -> tuple[Callable[[], np.ndarray], Callable[[int], np.ndarray]]:
-    """Functions that write to each text: `most` tokens with keys and values kept, and so many by reading all of it again."""
+    """Functions that write to each text: `most` tokens with keys and values kept, and so many by reading all of it again.
+
+    Each device has its share of the texts, as in the experiment.
+    """
     model = replace(recipe.model(), dropout=0.0)
+    end = model.vocabulary - 1
     params = jax.tree.map(np.array, init_language(jax.random.key(0), model))
     # Nothing ends early.
-    params["head"]["b_U"][-1] = -100.0
+    params["head"]["b_U"][end] = -100.0
+    mesh = arms_mesh(math.gcd(texts, jax.local_device_count()))
     tokens = np.random.default_rng(1).integers(0, model.vocabulary, (texts, prompt)).astype(np.int32)
-    given = (jax.device_put(params), model, tokens, np.full(texts, prompt, np.int32))
-    end = model.vocabulary - 1
-    return (
-        lambda: np.asarray(decode(*given, most=most, end=end).tokens),
-        lambda count: np.asarray(without_cache(*given, count, most=most)),
+    given = (copied(mesh, params), *spread(mesh, (tokens, np.full(texts, prompt, np.int32)), 0))
+    whole, cut = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+    spread_out = functools.partial(
+        jax.shard_map, mesh=mesh, in_specs=(whole, cut, cut, whole), out_specs=cut, check_vma=False
     )
+    kept = jax.jit(spread_out(lambda *given: decoded(given[0], model, *given[1:3], most, end, None).tokens))
+    again = jax.jit(spread_out(lambda *given: without_cache(given[0], model, *given[1:], most=most)))
+    return lambda: np.asarray(kept(*given, most)), lambda count: np.asarray(again(*given, count))
