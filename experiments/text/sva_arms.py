@@ -13,7 +13,7 @@ FAST = 100.0
 FACTORS: dict[str, dict[str, Any]] = {"qk100": {"qk": FAST}, "embed100": {"embed": FAST}}
 DECAY = 1e-5
 # Base rates by validation accuracy after the last epoch (--tune): of sentences as they come, and of all of them.
-NATURAL_RATE, NATURAL_EPOCHS = 1e-3, 30
+NATURAL_RATE, NATURAL_EPOCHS = 5e-5, 30
 ALL_RATE, ALL_EPOCHS = 1e-3, 10
 
 
