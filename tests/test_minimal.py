@@ -14,6 +14,7 @@ import numpy as np
 import optax
 import pytest
 
+from helpers import quick
 from qkdyn.attention import forward
 from qkdyn.circuits import balancedness, collapse, on_ansatz
 from qkdyn.optim import circuit_optimizer
@@ -126,8 +127,8 @@ def test_backgrounds_come_in_pairs_of_opposite_sign_and_differ_from_batch_to_bat
 def test_forward_is_the_library_s(minimal, form):
     params = random_params(form, jax.random.key(2))
     X, x_T, _ = minimal.draw_batch(jax.random.key(3))
-    logits, attention = jax.vmap(minimal.forward, in_axes=(None, 0, 0))(params, X, x_T)
-    expected = forward(params, X, x_T)
+    both = quick(lambda *of: (jax.vmap(minimal.forward, in_axes=(None, 0, 0))(*of), forward(*of)))
+    (logits, attention), expected = both(params, X, x_T)
     assert float(np.ptp(expected[1])) > 0.1
     np.testing.assert_allclose(logits, expected[0], atol=2e-5)
     np.testing.assert_allclose(attention, expected[1], atol=2e-6)
@@ -151,11 +152,14 @@ def test_one_step_is_the_library_s_gradient_step(minimal, form):
     moved, (loss, alpha) = minimal.sgd_step(params, batch, 3.0, 0.5)
     theirs = Batch(batch[0], batch[1], jax.numpy.asarray(batch[2]))
     tx = circuit_optimizer(optax.sgd, multipliers={"qk": 6.0, "ov": 1.0}, learning_rate=0.5)
-    expected_loss, gradient = jax.value_and_grad(batch_loss)(params, theirs)
-    updates, _ = tx.update(gradient, tx.init(params), params)
-    expected = optax.apply_updates(params, updates)
+
+    def step(params):
+        expected_loss, gradient = jax.value_and_grad(batch_loss)(params, theirs)
+        updates, _ = tx.update(gradient, tx.init(params), params)
+        return optax.apply_updates(params, updates), expected_loss, forward(params, theirs.X, theirs.x_T)[1]
+
+    expected, expected_loss, attention = quick(step)(params)
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    _, attention = forward(params, theirs.X, theirs.x_T)
     np.testing.assert_allclose(alpha, attention[:, : TASK.m].sum(-1).mean(), rtol=1e-5)
     assert jax.tree.structure(moved) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(expected), strict=True):
