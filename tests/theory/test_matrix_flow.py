@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import compilations
+from helpers import compilations, quick
 from qkdyn.circuits import on_ansatz
 from qkdyn.errors import InputError, QkdynError, RangeError
 from qkdyn.tasks.designs import Population
@@ -51,7 +51,7 @@ def velocities(m, n, b, M, margin_per_mu, gap, mu):
 def test_gradient_on_the_ansatz_is_theorem_1s(p, make, inside, x64):
     design = getattr(p, make)(*([jax.random.key(3)] if make == "antithetic" else []))
     D, Sbar, c = *(design.directions()[k] for k in ("qk", "ov")), p.norm
-    gradient = jax.jit(population_gradient)
+    gradient = quick(population_gradient)
     for mu, q, scale in ((0.0, 0.0, 1.0), (0.7, 0.4, 1.0), (2.0, 1.5, 0.5)):
         f, g = velocities(p.m + inside, p.n, p.b, p.M, c**2, scale * c**4 * q, mu)
         loss, moves = gradient(start(design, initial=(mu, q)), design, scale)
@@ -72,7 +72,7 @@ def test_one_hot_backgrounds_share_the_gap(x64):
     mu, q = 1.3, 0.6
     params = {"qk": {"W_QK": jnp.asarray(q * direction)}, "ov": {"W_OV": jnp.asarray(mu * design.directions()["ov"])}}
     f, g = velocities(2, 3, 3, 3, 1.0, (1 + p.b / p.backgrounds) * q, mu)
-    _, moves = jax.jit(population_gradient)(params, design)
+    _, moves = quick(population_gradient)(params, design)
     np.testing.assert_allclose(-moves["ov"]["W_OV"], f * design.directions()["ov"], atol=1e-14)
     np.testing.assert_allclose(-moves["qk"]["W_QK"], g * direction, atol=1e-14)
 
@@ -81,7 +81,7 @@ def test_query_attending_to_itself_adds_a_token_diagonal(x64):
     """At q = 0 the attended tokens are m independent ones and the query: W_QK moves along (m/b^2) D + (1/b) sum s s^T."""
     p = Population(included=True)
     design = p.enumerated()
-    _, moves = jax.jit(population_gradient)(start(design, initial=(0.5, 0.0)), design)
+    _, moves = quick(population_gradient)(start(design, initial=(0.5, 0.0)), design)
     tokens = p.embedding()[: p.M * p.b]
     expected = p.m / p.b**2 * design.directions()["qk"] + tokens.T @ tokens / p.b
     W = -np.asarray(moves["qk"]["W_QK"])
@@ -92,7 +92,7 @@ def test_listed_half_has_the_gradient_of_all(x64):
     design = SMALL.enumerated()
     params = start(design, "FAFO")
     params["ov"]["W_V"] = params["ov"]["W_V"].at[:, :6].add(0.1 * np.sin(np.arange(48.0)).reshape(8, 6))
-    half, full = (jax.jit(population_gradient)(params, d) for d in (design, design.unfolded()))
+    half, full = (quick(population_gradient)(params, d) for d in (design, design.unfolded()))
     for a, b in zip(*map(jax.tree.leaves, (half, full)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-15)
     assert not np.any(half[1]["ov"]["W_V"][:, 6:]) and not np.any(half[1]["qk"]["W_K"][6:])
@@ -104,7 +104,7 @@ def test_weight_counts_like_repetition(x64):
     twice = np.array([0, 0, 1, 2])
     listed = design._replace(X=design.X[twice], x_T=design.x_T[twice], y=design.y[twice], weight=np.full(4, 0.25))
     weighted = design._replace(weight=np.array([0.5, 0.25, 0.25]))
-    for a, b in zip(*(jax.tree.leaves(population_gradient(params, d)) for d in (listed, weighted)), strict=True):
+    for a, b in zip(*(jax.tree.leaves(quick(population_gradient)(params, d)) for d in (listed, weighted)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-15)
 
 

@@ -118,7 +118,7 @@ def test_omega_turns_with_its_argument(shape, seed):
 @pytest.mark.parametrize(
     ("shape", "form", "rates"),
     [
-        *((shape, "FAFO", (eta, 1.0)) for shape in SHAPES for eta in (10.0, 0.1)),
+        *((shape, "FAFO", (eta, 1.0)) for shape in ("M<d", "M>d") for eta in (10.0, 0.1)),
         ("M<d", "FAFO", ((2.0, 0.5), (4.0, 1.0))),
         ("M>d", "FAFO", ((0.5, 3.0), (0.2, 1.7))),
         ("M<d", "CAFO", (1.0, 1.0)),
