@@ -1,9 +1,12 @@
-"""The sweep as a process among others: killed, asked to end, run twice, out of space, in two processes, with a peer gone."""
+"""The sweep as a process among others: killed, asked to end, run twice, out of space, in two processes, with a peer gone.
+
+What is done to a process is done at a moment of its work at which it is held (held.py), and so the same on every machine.
+"""
 
 import json
 import os
-import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,9 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
-from kills import ROOT, SWEEP, finish, kill_at_random, same, start
+from kills import ENVIRONMENT, NOWHERE, OPTIONS, ROOT, command, finish, held, kill_at_random, run, same, start
+from kills import wait_until_held as wait_until
 
 from qkdyn.train.lock import lock
+
+# The first checkpoint is about to be vouched for; the folder is locked, and processes that train together have met.
+CHECKPOINT, LOCKED = ("1:manifest.json", "-"), ("1:.lock", "-")
+LIMIT = 600  # seconds after which a process hangs
 
 
 @pytest.fixture(scope="module")
@@ -23,70 +31,64 @@ def whole(tmp_path_factory):
     return folder
 
 
-def wait_for(condition, seconds=120.0):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "waited in vain"
-        time.sleep(0.01)
+def ended(process):
+    """What a process said on standard error until its end."""
+    return process.communicate(timeout=LIMIT)[1]
 
 
-def checkpointed(folder):
-    """Whether a sweep into `folder` has written a checkpoint."""
-    return lambda: any((folder / "checkpoints" / "checkpoints").glob("*/*/manifest.json"))
+def counts(folder):
+    """How many runs the last command in `folder` found and trained."""
+    return json.loads((folder / "run.json").read_text())["runs"]
 
 
-def resumed(said):
-    """Whether a sweep went on from a checkpoint: the first thing that a new one says is of 25 steps of 8 runs."""
-    first = re.search(r"([\d,]+) run-steps", said)
-    return first is not None and int(first[1].replace(",", "")) > 25 * 8 and "warning" not in said
+def resumes(folder, whole):
+    """Whether a sweep goes on from a checkpoint, without a warning, to the same bits."""
+    said = finish(folder)
+    return counts(folder)["resumed"] == 8 and "warning" not in said and same(whole, folder)
 
 
 def test_twenty_kills_leave_no_trace(tmp_path, whole):
     met, compared = kill_at_random(tmp_path / "killed", whole, 20, seed=int(os.environ.get("KILL_SEED", "1")))
-    assert sum(met.values()) == 20 and met["training"] > 0, met
-    assert all(compared), compared
+    assert met == {"before training": 4, "training": 12, "writing": 4} and compared == [True] * 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_end_it_saves_says_so_and_goes_on(number, tmp_path, whole):
-    process = start(tmp_path)
-    wait_for(checkpointed(tmp_path))
+@pytest.mark.parametrize("number,fresh", [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_asked_to_end_it_saves_says_so_and_goes_on(number, fresh, tmp_path, whole):
+    process = start(tmp_path, *(["--fresh"] if fresh else []), moments=CHECKPOINT)
+    wait_until(process, tmp_path)
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 75
-    assert err.splitlines()[-1] == f"interrupted by {number.name}: saved; the same command goes on from here"
-    assert "Traceback" not in err
-    assert resumed(finish(tmp_path)) and same(whole, tmp_path)
-
-
-def test_after_fresh_the_line_is_true_too(tmp_path, whole):
-    process = start(tmp_path, "--fresh")
-    wait_for(checkpointed(tmp_path))
-    process.terminate()
-    _, err = process.communicate(timeout=60)
-    assert err.splitlines()[-1] == "interrupted by SIGTERM: saved; the same command without --fresh goes on from here"
-    assert resumed(finish(tmp_path)) and same(whole, tmp_path)
+    err = ended(process)
+    assert process.returncode == 75 and "Traceback" not in err
+    same_command = "the same command" + " without --fresh" * fresh
+    assert err.splitlines()[-1] == f"interrupted by {number.name}: saved; {same_command} goes on from here"
+    assert resumes(tmp_path, whole)
 
 
 def test_a_second_sweep_in_the_same_folder_is_refused_and_the_first_goes_on(tmp_path, whole):
-    first = start(tmp_path)
-    wait_for(lambda: (tmp_path / ".lock").exists() and (tmp_path / ".lock").read_text())
-    second = start(tmp_path)
-    _, err = second.communicate(timeout=120)
+    first = start(tmp_path, moments=CHECKPOINT)
+    wait_until(first, tmp_path)
+    second = run(["-m", "experiments.sweep", *OPTIONS, "--out", str(tmp_path)])
+    err = ended(second)
     assert second.returncode == 2 and f"process {first.pid} on" in err and "another --out" in err
-    assert first.communicate(timeout=120) and first.returncode == 0
+    held(tmp_path).unlink()
+    assert ended(first) and first.returncode == 0
     assert same(whole, tmp_path)
 
 
-def test_another_configuration_is_refused_and_fresh_begins_anew(whole, tmp_path):
-    finish(tmp_path)
-    before = (tmp_path / "data.nc").read_bytes()
-    process = start(tmp_path, "--n", "4")
-    _, err = process.communicate(timeout=120)
+@pytest.fixture
+def done(tmp_path, whole):
+    """A folder with a finished sweep."""
+    return shutil.copytree(whole, tmp_path / "done")
+
+
+def test_another_configuration_is_refused_and_fresh_begins_anew(done):
+    before = (done / "data.nc").read_bytes()
+    process = run(["-m", "experiments.sweep", *OPTIONS, "--n", "4", "--out", str(done)])
+    err = ended(process)
     assert process.returncode == 2 and "task.n: 3 there, 4 here" in err and "--fresh" in err
-    assert (tmp_path / "data.nc").read_bytes() == before
-    finish(tmp_path, "--n", "4", "--fresh")
-    assert (tmp_path / "data.nc").read_bytes() != before
+    assert (done / "data.nc").read_bytes() == before
+    finish(done, "--n", "4", "--fresh")
+    assert (done / "data.nc").read_bytes() != before
 
 
 def test_out_of_space_while_results_are_written_leaves_nothing_half(tmp_path, whole):
@@ -97,8 +99,10 @@ def test_out_of_space_while_results_are_written_leaves_nothing_half(tmp_path, wh
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-    arguments = [sys.executable, *SWEEP, "--checkpoint-seconds", "1000", "--out", str(tmp_path)]
-    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=200, preexec_fn=limit)
+    arguments = [sys.executable, *command(tmp_path, "--checkpoint-seconds", "1000")]
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, preexec_fn=limit
+    )
     assert done.returncode == 2 and "error: cannot write" in done.stderr and "Traceback" not in done.stderr
     assert (
         not list(tmp_path.glob("*.nc")) and not list(tmp_path.glob(".*.tmp")) and not (tmp_path / "run.json").exists()
@@ -107,22 +111,16 @@ def test_out_of_space_while_results_are_written_leaves_nothing_half(tmp_path, wh
     assert same(whole, tmp_path)
 
 
-@pytest.mark.parametrize("devices", ["1", "2", "4", "8"])
-def test_the_same_bits_on_any_number_of_devices(devices, tmp_path, whole):
-    finish(tmp_path, "--devices", devices)
+@pytest.mark.parametrize("devices,at_once,parts", [("1", "8", 2), ("8", "8", 2), ("2", "3", 6)])
+def test_the_same_bits_on_any_number_of_devices_and_in_groups(devices, at_once, parts, tmp_path, whole):
+    finish(tmp_path, "--devices", devices, "--max-runs", at_once)
     assert same(whole, tmp_path)
+    assert len(list((tmp_path / "checkpoints" / "parts").glob("*.npz"))) == parts
 
 
-def test_larger_than_memory_is_cut_into_groups_with_the_same_bits(tmp_path, whole):
-    finish(tmp_path, "--max-runs", "3")
-    assert same(whole, tmp_path)
-    assert len(list((tmp_path / "checkpoints" / "parts").glob("*.npz"))) == 2 * 3
-
-
-def two(folder, *more):
+def two(folder, moments=NOWHERE):
     """Two processes that train together."""
-    command = [sys.executable, "-m", "qkdyn.train.launch", "2", "--", *SWEEP, "--out", str(folder), *more]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return run(["-m", "qkdyn.train.launch", "2", "--", *command(folder, moments=moments)])
 
 
 def children(process):
@@ -132,112 +130,111 @@ def children(process):
 
 def test_two_processes_give_the_bits_of_one_and_resume_each_other(tmp_path, whole):
     both = two(tmp_path / "two")
-    _, err = both.communicate(timeout=240)
+    err = ended(both)
     assert both.returncode == 0, err
     assert same(whole, tmp_path / "two")
 
-    asked = two(tmp_path / "mixed")
-    wait_for(checkpointed(tmp_path / "mixed"))
+    asked = two(tmp_path / "mixed", CHECKPOINT)
+    wait_until(asked, tmp_path / "mixed")
     asked.send_signal(signal.SIGTERM)
-    _, err = asked.communicate(timeout=120)
+    err = ended(asked)
     assert asked.returncode == 75 and err.count("saved; the same command goes on") == 1, err
-    assert resumed(finish(tmp_path / "mixed")) and same(whole, tmp_path / "mixed")
+    assert resumes(tmp_path / "mixed", whole)
 
-    alone = start(tmp_path / "other")
-    wait_for(checkpointed(tmp_path / "other"))
+    alone = start(tmp_path / "other", moments=CHECKPOINT)
+    wait_until(alone, tmp_path / "other")
     alone.send_signal(signal.SIGTERM)
-    alone.communicate(timeout=60)
+    ended(alone)
     assert alone.returncode == 75
     both = two(tmp_path / "other")
-    _, err = both.communicate(timeout=240)
-    assert both.returncode == 0 and resumed(err) and same(whole, tmp_path / "other")
+    err = ended(both)
+    assert both.returncode == 0 and "warning" not in err and counts(tmp_path / "other")["resumed"] == 8, err
+    assert same(whole, tmp_path / "other")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_peer_that_is_gone_ends_the_other_and_a_restart_resumes(victim, tmp_path, whole):
-    both = two(tmp_path)
-    wait_for(checkpointed(tmp_path))
+    both = two(tmp_path, ("2:manifest.json", "-"))
+    wait_until(both, tmp_path)
     os.kill(children(both)[victim], signal.SIGKILL)
-    begun = time.monotonic()
-    _, err = both.communicate(timeout=60)
-    assert time.monotonic() - begun < 30
+    held(tmp_path).unlink()
+    err = ended(both)
     said = err.splitlines()
-    survivor = said.index(f"process {1 - victim} ended with status 76")
+    survivor = said.index(f"process {1 - victim} ended with status 76")  # by itself, not by the launcher's patience
     assert f"process {victim} ended with status -9" in said
     (line,) = [line for line in said if "start all of them again" in line]
     assert line.startswith("error: another process of this run is gone") and said.index(line) < survivor
     assert "Traceback" not in err and "***" not in err, err
-    finish(tmp_path)
-    assert same(whole, tmp_path)
+    assert resumes(tmp_path, whole)
 
 
 def test_a_peer_that_is_gone_before_the_first_step_ends_the_other(tmp_path):
-    both = two(tmp_path)
-    wait_for(lambda: (tmp_path / ".lock").exists())  # they have met
-    begun = time.monotonic()
+    both = two(tmp_path, LOCKED)
+    wait_until(both, tmp_path)
     os.kill(children(both)[1], signal.SIGKILL)
-    _, err = both.communicate(timeout=60)
-    assert time.monotonic() - begun < 30
+    held(tmp_path).unlink()
+    err = ended(both)
     said = err.splitlines()
     assert {"process 1 ended with status -9", "process 0 ended with status 76"} <= set(said)
     assert len([line for line in said if line.startswith("error: ")]) == 1 and len(said) < 6, err
 
 
-def test_two_that_are_refused_end_with_a_line_each(tmp_path, whole):
+def test_two_that_are_refused_end_with_a_line_each(tmp_path):
     with lock(tmp_path):
         both = two(tmp_path)
-        begun = time.monotonic()
-        _, err = both.communicate(timeout=120)
-    assert both.returncode == 2 and time.monotonic() - begun < 100
+        err = ended(both)
+    assert both.returncode == 2
     said = [line for line in err.splitlines() if line]
-    ended = [f"process {i} ended with status 2" for i in range(2)]
-    assert sorted(line for line in said if line in ended) == ended
-    mine = [line for line in said if line not in ended]
+    both_ended = [f"process {i} ended with status 2" for i in range(2)]
+    assert sorted(line for line in said if line in both_ended) == both_ended
+    mine = [line for line in said if line not in both_ended]
     assert len(mine) == 2 and all("another process is writing to" in line for line in mine), err
 
 
 UNEQUAL = """
-import sys
-from experiments import sweep
-from qkdyn.config import main_guard
+import runpy, sys
 from qkdyn.train import campaign
 number = int(sys.argv[sys.argv.index("--process") + 1])
 campaign.bytes_of_run = lambda *what: 2**20
 campaign.free_memory = lambda: 2**20 * 4 * 2 * (6 if number == 0 else 60)
-sys.exit(main_guard(sweep.main))
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def test_processes_with_different_memory_agree_on_the_groups(tmp_path, whole):
     """In the free memory that the first sees there is room for six runs, in that of the second for sixty."""
-    command = [sys.executable, "-m", "qkdyn.train.launch", "2", "--", "-c", UNEQUAL, *SWEEP[2:], "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
+    both = run(["-m", "qkdyn.train.launch", "2", "--", "-c", UNEQUAL, *command(tmp_path)])
+    err = ended(both)
+    assert both.returncode == 0, err
     assert same(whole, tmp_path)
     assert len(list((tmp_path / "checkpoints" / "parts").glob("*.npz"))) == 2 * 2
 
 
 def test_when_the_launcher_is_killed_its_processes_end(tmp_path):
-    both = two(tmp_path)
-    wait_for(lambda: (tmp_path / ".lock").exists())
+    both = two(tmp_path, LOCKED)
+    wait_until(both, tmp_path)
     started = children(both)
     assert len(started) >= 2  # or there would be nothing to end
     both.kill()
-    both.communicate(timeout=20)  # their ends of the pipes are closed with them
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), 20)
+    both.communicate(timeout=LIMIT)  # their ends of the pipes are closed with them
+    limit = time.monotonic() + LIMIT
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < limit, "they live on"
+        time.sleep(0.01)
 
 
 def test_the_launcher_says_how_it_is_used():
-    done = subprocess.run([sys.executable, "-m", "qkdyn.train.launch"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "qkdyn.train.launch"], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 2 and "usage: python -m qkdyn.train.launch N" in done.stderr
 
 
-def test_a_finished_sweep_is_not_trained_again(tmp_path, whole):
-    finish(tmp_path)
-    parts = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints" / "parts").iterdir()}
-    said = finish(tmp_path)
-    assert {p.name: p.stat().st_mtime_ns for p in (tmp_path / "checkpoints" / "parts").iterdir()} == parts
-    assert "from the records" in said and same(whole, tmp_path)
-    record = json.loads((tmp_path / "run.json").read_text())
+def test_a_finished_sweep_is_not_trained_again(done, whole):
+    folder = done / "checkpoints" / "parts"
+    parts = {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
+    said = finish(done)
+    assert {p.name: p.stat().st_mtime_ns for p in folder.iterdir()} == parts
+    assert "from the records" in said and same(whole, done)
+    record = json.loads((done / "run.json").read_text())
     assert record["argv"][:3] == ["python", "-m", "experiments.sweep"]
     assert record["runs"] == {"taken_from_records": 16, "resumed": 0, "trained": 0}
