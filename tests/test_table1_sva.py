@@ -240,7 +240,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(command, "train_group", made.train_group)
     made_records.load_by(monkeypatch, made.load, table1, "SVA")
     monkeypatch.setattr(table1, "draw_sva", lambda groups, frames, folder: [])
-    draw = lambda rates, multipliers, path, called: results.write_text(path, "drawn")  # noqa: E731
+    draw = lambda rates, multipliers, path, called, by: results.write_text(path, by)  # noqa: E731
     monkeypatch.setattr(command, "draw_tuning", draw)
     arms = (TextArm("baseline", 2), TextArm("qk30", 2, qk=30.0))
     own = Protocol(seeded(sva_arms.quick()).recipe, (arms,), (Comparison("quick", ("baseline", "qk30")),), limit=9)
@@ -278,6 +278,7 @@ def test_tuning_is_by_the_validation_sentences_of_the_mix(calls, tmp_path, monke
     frame = pd.read_csv(tmp_path / "tuned.csv").set_index("arm")
     assert frame.loc["rate-0.01", "chosen"] and frame.loc["rate-1e-05", "published"]
     assert "**Subject-verb agreement, tuning (quick)**" in (tmp_path / "verdict.md").read_text()
+    assert (tmp_path / "tuned.png").read_text() == "accuracy_chosen"
 
 
 ROW = "the {} of the NN run\t{}\t2\t6\tval"

@@ -257,5 +257,5 @@ def draw_tuned(
     return [
         write_text(folder / "tuned.csv", frame.to_csv(index=False, float_format="%.5g")),
         write_text(folder / "verdict.md", said),
-        draw_tuning(base, tune.candidates(records, published.by), folder / "tuned.png", called),
+        draw_tuning(base, tune.candidates(records, published.by), folder / "tuned.png", called, published.by),
     ]

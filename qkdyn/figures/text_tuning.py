@@ -18,7 +18,11 @@ Record = Mapping[str, Any]
 
 
 def draw_tuning(
-    rates: Sequence[Record], multipliers: Sequence[Record], path: str | Path, called: Called = POSTS
+    rates: Sequence[Record],
+    multipliers: Sequence[Record],
+    path: str | Path,
+    called: Called = POSTS,
+    by: str = "accuracy",
 ) -> Path:
     """Draw the tuning in `path`, as PNG: mean and 95% interval over seeds after the last epoch and at the best one.
 
@@ -27,6 +31,7 @@ def draw_tuning(
         multipliers: of those that differ in the multiplier of QK, at one rate; may be empty.
         path: the file.
         called: what the instances are.
+        by: the measure of the validation split by which arms are chosen.
 
     Raises:
         InputError: there is no record. OutputError: the file cannot be written.
@@ -34,7 +39,11 @@ def draw_tuning(
     if not rates:
         raise InputError("rates must hold at least one finished arm, got none")
     rows = (
-        ("accuracy", "validation", f"validation accuracy, all {called.every}"),
+        (
+            by,
+            "validation",
+            f"validation accuracy, all {called.every}" if by == "accuracy" else "validation accuracy,\nas is chosen by",
+        ),
         ("entropy_marked", "test", f"sharper: entropy, nats,\n{called.marked}"),
         ("auprc", "test", f"on the relevant tokens: AUPRC,\n{called.marked}"),
     )
