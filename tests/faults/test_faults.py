@@ -83,11 +83,11 @@ def done(tmp_path, whole):
 
 def test_another_configuration_is_refused_and_fresh_begins_anew(done):
     before = (done / "data.nc").read_bytes()
-    process = run(["-m", "experiments.sweep", *OPTIONS, "--n", "4", "--out", str(done)])
+    process = run(["-m", "experiments.sweep", *OPTIONS, "--initial-scale", "0.2", "--out", str(done)])
     err = ended(process)
-    assert process.returncode == 2 and "task.n: 3 there, 4 here" in err and "--fresh" in err
+    assert process.returncode == 2 and "initial_scale: 0.1 there, 0.2 here" in err and "--fresh" in err
     assert (done / "data.nc").read_bytes() == before
-    finish(done, "--n", "4", "--fresh")
+    finish(done, "--initial-scale", "0.2", "--fresh")
     assert (done / "data.nc").read_bytes() != before
 
 
@@ -111,7 +111,7 @@ def test_out_of_space_while_results_are_written_leaves_nothing_half(tmp_path, wh
     assert same(whole, tmp_path)
 
 
-@pytest.mark.parametrize("devices,at_once,parts", [("1", "8", 2), ("8", "8", 2), ("2", "3", 6)])
+@pytest.mark.parametrize("devices,at_once,parts", [("1", "8", 2), ("8", "8", 2), ("2", "6", 4)])
 def test_the_same_bits_on_any_number_of_devices_and_in_groups(devices, at_once, parts, tmp_path, whole):
     finish(tmp_path, "--devices", devices, "--max-runs", at_once)
     assert same(whole, tmp_path)
@@ -119,8 +119,10 @@ def test_the_same_bits_on_any_number_of_devices_and_in_groups(devices, at_once, 
 
 
 def two(folder, moments=NOWHERE):
-    """Two processes that train together."""
-    return run(["-m", "qkdyn.train.launch", "2", "--", *command(folder, moments=moments)])
+    """Two processes that train together, with checkpoints on the way if they are held at some moment."""
+    every = "0" if moments != NOWHERE else "1000"
+    arguments = command(folder, "--checkpoint-seconds", every, moments=moments)
+    return run(["-m", "qkdyn.train.launch", "2", "--", *arguments])
 
 
 def children(process):
@@ -204,7 +206,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def test_processes_with_different_memory_agree_on_the_groups(tmp_path, whole):
     """In the free memory that the first sees there is room for six runs, in that of the second for sixty."""
-    both = run(["-m", "qkdyn.train.launch", "2", "--", "-c", UNEQUAL, *command(tmp_path)])
+    both = run(
+        ["-m", "qkdyn.train.launch", "2", "--", "-c", UNEQUAL, *command(tmp_path, "--checkpoint-seconds", "1000")]
+    )
     err = ended(both)
     assert both.returncode == 0, err
     assert same(whole, tmp_path)
