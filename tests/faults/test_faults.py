@@ -61,6 +61,7 @@ def test_asked_to_end_it_saves_says_so_and_goes_on(number, fresh, tmp_path, whol
     assert process.returncode == 75 and "Traceback" not in err
     same_command = "the same command" + " without --fresh" * fresh
     assert err.splitlines()[-1] == f"interrupted by {number.name}: saved; {same_command} goes on from here"
+    assert list((tmp_path / "checkpoints" / "checkpoints").glob("*/2/manifest.json"))  # saved after it was asked
     assert resumes(tmp_path, whole)
 
 
