@@ -1,10 +1,12 @@
-"""What several tests share: comparisons of trees, quick compilation, and a count of compilations."""
+"""What several tests share: comparisons of trees, quick compilation, a count of compilations, no integration."""
 
 import contextlib
 import logging
 
 import jax
 import numpy as np
+
+from qkdyn.metrics import overlay
 
 # Compiled quickly, not to be fast.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -29,6 +31,15 @@ def max_difference(a, b) -> float:
     return max(
         float(np.abs(np.asarray(x) - np.asarray(y)).max()) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
     )
+
+
+def without_integration(patch):
+    """Theory along the records of a sweep, which takes longer than a small sweep, is unknown while `patch` holds."""
+
+    def unknown(ds, setting, r, start):
+        return dict.fromkeys(overlay.AT_RECORD, np.full((r.size, ds.sizes["record"]), np.nan))
+
+    patch.setattr(overlay, "_at_records", unknown)
 
 
 @contextlib.contextmanager

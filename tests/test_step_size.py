@@ -7,23 +7,19 @@ import pandas as pd
 import pytest
 
 from experiments import step_size
+from helpers import without_integration
 from qkdyn import figures, results
 from qkdyn.config import main_guard
 from qkdyn.errors import InputError, OutputError, OutputWarning
 from qkdyn.figures.step_size import draw_step_size
-from qkdyn.metrics import overlay
 
 ONE = ["--quick", "--parameterizations", "CACO", "--seeds", "0", "--r", "1"]
 
 
 @pytest.fixture(autouse=True)
 def no_integration(monkeypatch):
-    """Theory along the records, which nobody looks at here, takes longer than all the rest."""
-
-    def unknown(ds, setting, r, start):
-        return dict.fromkeys(overlay.AT_RECORD, np.full((r.size, ds.sizes["record"]), np.nan))
-
-    monkeypatch.setattr(overlay, "_at_records", unknown)
+    """Of theory, what is looked at here is at matched losses."""
+    without_integration(monkeypatch)
 
 
 def table(designs=("balanced",), scales=(1.0, 0.5), power=1.0, size=0.01, quantities=("alpha", "mu_ov")):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import step_size, sweep
+from helpers import without_integration
 from qkdyn.results import summary_frame
 from qkdyn.train.state import Plan
 from qkdyn.train.sweep import Grid
@@ -15,7 +16,9 @@ PLAN = Plan(losses=(0.5, 0.1), stop_loss=0.1, max_steps=20_000)
 
 @pytest.fixture(scope="module")
 def trained():
-    return sweep.run(sweep.Config(grid=Grid(r=(0.01, 1.0, 100.0), seeds=(0,)), plan=PLAN))
+    with pytest.MonkeyPatch.context() as patch:
+        without_integration(patch)  # what is compared here is at matched losses
+        return sweep.run(sweep.Config(grid=Grid(r=(0.01, 1.0, 100.0), seeds=(0,)), plan=PLAN))
 
 
 def test_balanced_runs_are_within_one_percent(trained):
@@ -40,7 +43,8 @@ def test_lemma_3_holds_at_every_record(trained):
     assert (trained.bounds_hold == 1).all() and (trained.bounds_tightest > 1).all()
 
 
-def test_halving_the_rate_halves_the_difference():
+def test_halving_the_rate_halves_the_difference(monkeypatch):
+    without_integration(monkeypatch)
     grid = Grid(r=(0.1, 1.0, 100.0), seeds=(0,), designs=("balanced",))
     config = step_size.Config(sweep=sweep.Config(grid=grid, plan=PLAN), scales=(1.0, 0.5))
     slopes = step_size.slopes(step_size.run(config))
