@@ -119,6 +119,14 @@ def test_groups_leave_records_that_are_taken_up(calls, tmp_path, capsys):
     assert record["recipe"]["seeds"] == list(SEEDS) and record["limit"] == 9 and record["wall_seconds"] >= 0
 
 
+def test_other_seeds_are_trained_in_place_of_the_protocols(calls, tmp_path):
+    assert run(tmp_path, "--arms", "qk30", "--seeds", "7") == 0
+    record = json.loads((tmp_path / "arms/qk30.json").read_text())
+    assert record["recipe"]["seeds"] == [7] and [own["seed"] for own in record["runs"]] == [7]
+    with pytest.raises(ConflictError, match="seeds"):
+        run(tmp_path, "--arms", "qk30")
+
+
 def test_a_signal_between_groups_loses_no_finished_arm_and_fresh_forgets(calls, tmp_path, monkeypatch):
     whole = command.train_group
 
@@ -168,6 +176,7 @@ def test_records_of_other_settings_or_data_are_refused(calls, tmp_path, monkeypa
     "arguments, told",
     [
         (["--arms", "qk31"], "each of arms must be one of baseline, qk30, embed30, got 'qk31'"),
+        (["--seeds", "1", "1"], "seeds must be at least one seed, all different"),
         (["--layers", "3"], "layers must be one of 1, 2, 4"),
         (["--tune", "--arms", "qk30"], "--arms must be left out beside --tune"),
         (["--draw-only"], "has no finished arm"),
@@ -253,3 +262,4 @@ def test_where_results_go(tmp_path):
         and folder(quick=True, tune=True) == "results/quick/hatexplain-tune"
     )
     assert folder(protocol="as_written", tune=True) == "results/hatexplain/as_written-tune"
+    assert folder(protocol="as_coded", layers=4, seeds=(3, 1)) == "results/hatexplain/as_coded-4layers-3-1"

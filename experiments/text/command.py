@@ -58,6 +58,8 @@ class TextOptions(ArmOptions):
     """Which of the protocols."""
     arms: tuple[str, ...] = ()
     """Only these arms, by their names; default all of the protocol."""
+    seeds: tuple[int, ...] = ()
+    """These seeds in place of the protocol's, into a folder of their own."""
     tune: bool = False
     """The paper's tuning instead: a base rate by validation, then a multiplier of QK at that rate."""
     data: Path | None = None
@@ -74,9 +76,8 @@ class TextOptions(ArmOptions):
         own = self.home if self.is_quick else self.protocol
         if self.tune:
             own = "tune" if own == "controlled" else f"{own}-tune"
-        return (
-            self.out or Path("results") / ("quick" if self.is_quick else self.home) / f"{own}{self.suffix}"
-        ).absolute()
+        own += self.suffix + "".join(f"-{seed}" for seed in self.seeds)
+        return (self.out or Path("results") / ("quick" if self.is_quick else self.home) / own).absolute()
 
     @property
     def suffix(self) -> str:
@@ -110,6 +111,8 @@ class Experiment:
 def run(experiment: Experiment, protocol: Protocol, options: TextOptions, arguments: Sequence[str]) -> int:
     """Train what is missing, draw everything, write a manifest, print the verdict."""
     folder = options.folder
+    if options.seeds:
+        protocol = replace(protocol, recipe=replace(protocol.recipe, seeds=options.seeds))
     if options.tune:
         if options.arms:
             reject("--arms", " ".join(options.arms), "left out beside --tune, which chooses its own")

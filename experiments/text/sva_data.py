@@ -10,11 +10,11 @@ from experiments.text.data import SPLITS, TextData
 from experiments.text.sva_recipe import SvaRecipe
 from qkdyn.errors import DataError
 from qkdyn.readings.agreement import Agreement, simple_rules
+from qkdyn.text.catalogue import PREAMBLES
 from qkdyn.text.cleaning import clean
 from qkdyn.text.encoded import Encoded
 from qkdyn.text.sources import checksums, data_folder, find, sha256
 from qkdyn.text.sva import (
-    PREAMBLES,
     PUBLISHED_ROWS,
     Sentence,
     Splits,

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+# Beginnings of the sentences of subject-verb agreement, which are made from these where there is no such file.
+PREAMBLES = "preambles.tsv"
+
 
 @dataclass(frozen=True)
 class PublishedFile:
@@ -37,6 +40,7 @@ class Source:
         needed_by: the experiments that read it.
         licence: as stated where it is published.
         files: all files that it consists of.
+        beside: names of files that are not published, not needed, and taken where they are.
     """
 
     name: str
@@ -44,6 +48,7 @@ class Source:
     needed_by: str
     licence: str
     files: tuple[PublishedFile, ...]
+    beside: tuple[str, ...] = ()
 
 
 _HATEXPLAIN = "https://raw.githubusercontent.com/hate-alert/HateXplain/master/Data"
@@ -81,6 +86,7 @@ SOURCES: dict[str, Source] = {
                     instead=("sentences.tsv",),
                 ),
             ),
+            beside=(PREAMBLES,),
         ),
         Source(
             "squad",

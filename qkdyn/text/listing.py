@@ -5,7 +5,7 @@ from pathlib import Path
 from qkdyn.errors import DataError
 from qkdyn.text.catalogue import SOURCES, PublishedFile, Source
 from qkdyn.text.hatexplain import read_hatexplain
-from qkdyn.text.sources import data_folder, find_published, open_text, places, read_chunks, read_json, sha256
+from qkdyn.text.sources import data_folder, find, find_published, open_text, places, read_chunks, read_json, sha256
 
 
 def _questions(path: Path) -> int:
@@ -49,6 +49,18 @@ def _shown(path: Path, file: PublishedFile) -> str:
     return f"{path.name}: {rows:,} {file.rows}, sha256 {digest} ({verdict})"
 
 
+def _beside(folder: Path, name: str) -> str:
+    """One line on a file that need not be there."""
+    try:
+        path = find(folder, name)
+    except DataError:
+        return f"{name}: not there, and not needed; it is made from the others"
+    try:
+        return f"{path.name}: {count_rows(path, 'sentences'):,} sentences, sha256 {sha256(path)} (taken where it is needed)"
+    except DataError as error:
+        return f"{path.name}: {error}"
+
+
 def _hatexplain(folder: Path) -> list[str]:
     """The posts that an experiment would read, and what differs from the published data."""
     try:
@@ -73,6 +85,7 @@ def _entry(option: Path | None, wanted: Source) -> str:
         looked = [str(place) for place in places(option, wanted.name)]
         lines += [f"  looked at: {', '.join(looked[: looked.index(str(folder)) + 1])}", f"  found in {folder}:"]
         lines += [f"    {_shown(find_published(folder, file), file)}" for file in wanted.files]
+        lines += [f"    {_beside(folder, name)}" for name in wanted.beside]
         if wanted.name == "hatexplain":
             lines += [f"    {line}" for line in _hatexplain(folder)]
     return "\n".join([*lines, "  published at:", *(f"    {file.url}" for file in wanted.files)])

@@ -11,18 +11,16 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from qkdyn.errors import DataError, reject
+from qkdyn.text.catalogue import PREAMBLES
 from qkdyn.text.encoded import Encoded, encode_posts
 from qkdyn.text.hatexplain import LABELS as POST_LABELS
 from qkdyn.text.hatexplain import Post
 from qkdyn.text.sources import find, find_published, read_chunks, source
 from qkdyn.text.vocabulary import Vocabulary
 
-LABELS = (
-    "VBZ",
-    "VBP",
-)  # Index = class, as in the published label encoder: the verb of a singular, of a plural subject.
+# Index = class, as in the published label encoder: the verb of a singular, of a plural subject.
+LABELS = ("VBZ", "VBP")
 KINDS = ("full", "preamble")
-PREAMBLES = "preambles.tsv"
 # Rows of the published agr_50_mostcommon_10K.tsv, and those that the published runs trained on.
 PUBLISHED_ROWS, PUBLISHED_TRAIN = 1_577_211, 157_721
 # Shares of train and of validation in a split by hash; the rest is for testing.

@@ -82,6 +82,10 @@ def test_damage_is_shown_in_its_place(tmp_path, capsys, nowhere):
     assert "vocab.txt: data/bert_base_uncased/vocab.txt is not UTF-8 text" in entry(shown, "bert_base_uncased")
     assert "sentences.tsv: 2 sentences, " in entry(shown, "sva")
     assert "(taken instead of agr_50_mostcommon_10K.tsv)" in entry(shown, "sva")
+    assert "preambles.tsv: not there, and not needed" in entry(shown, "sva")
+    write(root / "sva" / "preambles.tsv", "sentence\tverb_pos\na\tVBZ\n", zipped=True)
+    _, shown, _ = ask(capsys, "data")
+    assert "preambles.tsv.gz: 1 sentences, sha256 " in entry(shown, "sva")
 
 
 def test_questions_are_counted(tmp_path):
