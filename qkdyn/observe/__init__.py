@@ -1,0 +1,30 @@
+"""Attention watched while any model trains: how sharp it is and where it points, by layer and head.
+
+Measured on the device, kept on the device, and read when asked:
+
+    maps = observe.sown(variables)                              # Linen, NNX; or whatever maps a function returns
+    values = observe.measure(maps, mask=mask)                   # {layer: {measure: (heads,)}}, inside jit
+    records = observe.write(records, step, values)              # into a buffer that a scan carries
+    observe.emit(records, logger)                               # logger(step, {"layer_0/entropy": 1.23, ...})
+    observe.to_dataset(records)                                 # xarray, axes (step, layer, head)
+"""
+
+from qkdyn.observe.collect import attend_with_maps, by_layer, named, sown
+from qkdyn.observe.maps import measure, row_measures
+from qkdyn.observe.reading import emit, to_dataset
+from qkdyn.observe.records import Records, start, write, write_every
+
+__all__ = [
+    "Records",
+    "attend_with_maps",
+    "by_layer",
+    "emit",
+    "measure",
+    "named",
+    "row_measures",
+    "sown",
+    "start",
+    "to_dataset",
+    "write",
+    "write_every",
+]

@@ -1,0 +1,104 @@
+"""Records of attention on the device: a buffer of a fixed size, written by jitted code, carried through scans.
+
+A plain pytree: it can be donated, sharded, saved and mapped over seeds as any other part of a training state, and nothing
+of it goes to the host until it is read (`qkdyn.observe.reading`).
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from qkdyn.errors import InputError, check_count, reject
+
+
+class Records(NamedTuple):
+    """A ring of records: once it is full, a new one replaces the oldest.
+
+    Attributes:
+        count: () int32, records written so far.
+        step: (capacity,) int32.
+        values: {layer: {measure: (capacity, heads)}} float32, NaN where nothing was written.
+    """
+
+    count: Any
+    step: Any
+    values: Any
+
+
+def start(capacity: int, like: Any) -> Records:
+    """An empty buffer.
+
+    Args:
+        capacity: how many records it holds; each takes 4 bytes a layer, head and measure.
+        like: measures as `measure` returns them, or their shapes: `jax.eval_shape(function, *arguments)`.
+
+    Raises:
+        InputError: a capacity that is no positive integer, or `like` is not {layer: {measure: (heads,)}}.
+    """
+    check_count("capacity", capacity)
+    allowed = "{layer: {measure: (heads,)}}, as measure() returns it"
+    if not isinstance(like, dict) or not like or not all(isinstance(of, dict) and of for of in like.values()):
+        reject("like", like, allowed)
+    for layer, of in like.items():
+        for name, value in of.items():
+            if getattr(value, "ndim", None) != 1:
+                reject(f"like[{layer!r}][{name!r}]", value, f"one array; like is {allowed}")
+    values = jax.tree.map(lambda value: jnp.full((capacity, value.shape[0]), jnp.nan, jnp.float32), like)
+    return Records(jnp.zeros((), jnp.int32), jnp.full((capacity,), -1, jnp.int32), values)
+
+
+def write(records: Records, step: Any, values: Any) -> Records:
+    """The buffer with one record more, inside jit or out of it.
+
+    Args:
+        records: the buffer.
+        step: the number of the step, () integer, traced or not.
+        values: measures of the layers, measures and heads that it was started with.
+
+    Raises:
+        InputError: other layers, measures or numbers of heads.
+    """
+    _check_same(records.values, values)
+    capacity = records.step.shape[0]
+    place = records.count % capacity
+
+    def put(buffer: Any, value: Any) -> Any:
+        return jax.lax.dynamic_update_index_in_dim(buffer, jnp.asarray(value).astype(buffer.dtype), place, 0)
+
+    return Records(records.count + 1, put(records.step, step), jax.tree.map(put, records.values, values))
+
+
+def write_every(records: Records, step: Any, every: int, values: Callable[[], Any]) -> Records:
+    """`write(records, step, values())` at steps that `every` divides; at others nothing, and `values` is not computed.
+
+    Under vmap over seeds keep `step` out of it: a condition that differs between them is computed for all.
+
+    Args:
+        records: the buffer.
+        step: () integer, traced or not.
+        every: steps from one record to the next.
+        values: returns the measures, such as `lambda: observe.measure(maps)`.
+
+    Raises:
+        InputError: `every` is no positive integer; what `write` refuses.
+    """
+    check_count("every", every)
+    return jax.lax.cond(step % every == 0, lambda: write(records, step, values()), lambda: records)
+
+
+def _check_same(buffer: Any, values: Any) -> None:
+    def shapes(tree: Any, axis: int) -> dict[str, tuple[int, ...]]:
+        leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape[axis:] for path, leaf in leaves}
+
+    mine, given = shapes(buffer, 1), shapes(values, 0)
+    wrong = sorted(name for name in mine.keys() | given.keys() if mine.get(name) != given.get(name))
+    if wrong:
+        told = "; ".join(
+            f"{name}: {mine.get(name, 'none')} in the buffer, {given.get(name, 'none')} given" for name in wrong
+        )
+        raise InputError(
+            f"values must be those that the records were started with, got other shapes ({told}); start() anew"
+        )
