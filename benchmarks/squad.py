@@ -74,7 +74,7 @@ def sizes(recipe: Recipe) -> str:
 def job_of(recipe: Recipe, longest: int = LONGEST) -> LanguageJob:
     """The engine's job on `made_questions`."""
     cycle = round(recipe.cycle * STEPS)
-    warmup = round(recipe.warmup * STEPS)
+    warmup = max(1, STEPS // 10)
     return LanguageJob(
         recipe.model(), (shape_of(recipe.batch, longest),), steps=STEPS, cycle=cycle, warmup=warmup, micro=recipe.micro
     )

@@ -46,6 +46,8 @@ SCALES = {
             "dev": 500,
             # Updates are few here, and those of a quarter of the published questions teach more in the same time.
             "batch": 8,
+            # The published part of the baseline's updates.
+            "warmup": 6 * 1000 / 65_590,
         },
         epochs=6,
         seeds=SEEDS[:3],
@@ -125,7 +127,9 @@ def as_written(scale: Scale) -> Protocol:
 def controlled(scale: Scale) -> Protocol:
     """The missing controls: both base rates with and without QK x20, and the published QK rate on the baseline's OV rate.
 
-    Equal epochs; contexts that are not centred on the answer; epochs chosen on articles that are not trained on.
+    `slow` is the published faster arm without its QK x20; `slow-even` has all parameters at 5e-5, W_E too, which is what the
+    paper says of its baseline. Equal epochs; contexts that are not centred on the answer; epochs chosen on articles that are
+    not trained on.
     """
     epochs = scale.epochs
     arms = (
@@ -134,10 +138,11 @@ def controlled(scale: Scale) -> Protocol:
         _arm("base-qk20", epochs, BASE, qk=FAST),
         _arm("slow-qk20", epochs, SLOW, qk=FAST),
         _arm("base-qk2", epochs, BASE, qk=2.0),
+        _arm("slow-even", epochs, SLOW, embed=1.0),
     )
     comparisons = (
         Comparison("dose", ("base", "base-qk2", "base-qk20")),
-        Comparison("slow", ("slow", "slow-qk20")),
+        Comparison("slow", ("slow", "slow-qk20", "slow-even")),
         Comparison("as_published", ("base", "slow", "slow-qk20")),
         Comparison("equal_qk", ("base-qk2", "slow-qk20")),
     )
@@ -147,7 +152,16 @@ def controlled(scale: Scale) -> Protocol:
 def quick(scale: Scale) -> Protocol:
     """Two arms of a tiny model on few questions: a look, no result."""
     sizes = {"vocabulary": 1024, "n_layers": 2, "d_model": 32, "n_heads": 2, "d_mlp": 64, "n_ctx": 160}
-    sizes |= {"questions": 256, "dev": 64, "selection": 64, "learned": 64, "size": 150, "most": 4, "shapes": 1}
+    sizes |= {
+        "questions": 256,
+        "dev": 64,
+        "selection": 64,
+        "learned": 64,
+        "size": 150,
+        "most": 4,
+        "shapes": 1,
+        "warmup": 0.1,
+    }
     arms = (_arm("base", 2, 2e-3, embed=1.0), _arm("base-qk20", 2, 2e-3, embed=1.0, qk=FAST))
     compared = (Comparison("quick", ("base", "base-qk20")),)
     return Protocol(replace(Recipe(), **sizes), arms, SEEDS[:1], compared)

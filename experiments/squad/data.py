@@ -1,5 +1,6 @@
 """Questions as a recipe has them: read, split by article, drawn, encoded; whatever is left out is counted and said."""
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class QuestionData:
         train: to be learned.
         selection: by which epochs are chosen.
         dev: reported.
-        learned: the first of those to be learned, which are read as the others are.
+        learned: some of those to be learned, which are read as the others are.
         vocabulary: byte-level.
         notes: what was drawn, and what was left out or cut.
         sha256: of each file.
@@ -78,7 +79,10 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
         selection = draw(held, recipe.selection, recipe.drawn)
         untitled = sum(not one.title for one in every)
         if untitled:
-            notes.append(f"{untitled:,} training questions name no article: each paragraph of theirs counts as one")
+            notes.append(
+                f"{untitled:,} training questions name no article; of these, those on the last tenth of the paragraphs are not "
+                "trained on"
+            )
     else:
         train, selection = every, dev[: recipe.selection]
     for name, part in (("train on", train), ("select by", selection)):
@@ -93,7 +97,7 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
             (drawn, recipe.windows),
             (selection, recipe.evaluated),
             (measured, recipe.evaluated),
-            (drawn[: recipe.learned], recipe.windows),
+            (draw(drawn, recipe.learned, recipe.drawn), recipe.windows),
         )
     )
     for name, prompts in zip(SPLITS, (learned, chosen_on, reported), strict=True):
@@ -134,9 +138,12 @@ def _encode(recipe: Recipe, questions: Sequence[Question], vocabulary: Vocabular
 def split_by_article(questions: Sequence[Question]) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
     """The questions to train on, and those of about a tenth of the articles, by a hash of the title.
 
-    Questions whose article is not named are split by their paragraph.
+    Of questions whose article is not named, those on the last tenth of the paragraphs: paragraphs of an article stand
+    together, so that no more than one article can be in both.
     """
-    held = [zlib.crc32((one.title or one.context).encode()) % SHARE == 0 for one in questions]
+    untitled = list(dict.fromkeys(one.context for one in questions if not one.title))
+    last = set(untitled[len(untitled) - math.ceil(len(untitled) / SHARE) :])
+    held = [zlib.crc32(one.title.encode()) % SHARE == 0 if one.title else one.context in last for one in questions]
     kept = tuple(one for one, out in zip(questions, held, strict=True) if not out)
     return kept, tuple(one for one, out in zip(questions, held, strict=True) if out)
 

@@ -10,8 +10,9 @@ from qkdyn.text.prompts import ANSWER
 from qkdyn.text.windows import CHOICES
 from qkdyn.transformer_config import TransformerConfig
 
-# One-cycle schedule as published: 1,000 updates of warm-up of a cycle of 2 x 65,590, of which only half is run.
-CYCLE, WARMUP = 2.0, 1000 / 65_590
+# One-cycle schedule as published: a cycle of twice the run's updates, of which only half is run; 1,000 updates of warm-up,
+# 937 being an epoch.
+CYCLE, WARMUP = 2.0, 1000 / 937
 _SHA256 = re.compile(r"|[0-9a-f]{64}")
 
 
@@ -43,10 +44,10 @@ class Recipe:
         clip: largest norm of the gradient.
         smoothing: of the labels.
         cycle: length of the schedule's cycle, in runs.
-        warmup: share of a run's updates until the largest rate.
+        warmup: epochs until the largest rate, whatever the length of the run.
         by_length: updates of questions of similar length; else a uniform shuffle, as published.
         shapes: widths of training batches at most, each compiled once.
-        bfloat16: products in bfloat16.
+        bfloat16: products in bfloat16, on accelerators.
         vectors: SHA-256 of the file of pretrained token vectors; empty for none.
         most: tokens of an answer that are written at most.
         residual: weight of attention in the rollout, the rest being the identity.
@@ -88,7 +89,7 @@ class Recipe:
         for name in ("questions", "dev", "selection", "learned", "batch", "micro", "size", "most", "shapes"):
             check_count(name, getattr(self, name))
         check_count("drawn", self.drawn, minimum=0)
-        for name in ("warmup", "residual", "share", "smoothing"):
+        for name in ("residual", "share", "smoothing"):
             check_share(name, getattr(self, name))
         for name in ("clip", "share", "warmup"):
             check_positive(name, getattr(self, name))

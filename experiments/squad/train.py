@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.squad.data import SPLITS, QuestionData
@@ -52,11 +53,12 @@ def job_of(recipe: Recipe, data: QuestionData, epochs: int) -> LanguageJob:
         batch_shapes(data.train, recipe.batch, recipe.shapes),
         steps=steps,
         cycle=round(recipe.cycle * steps),
-        warmup=max(1, round(recipe.warmup * steps)),
+        warmup=max(1, round(recipe.warmup * steps / epochs)),
         micro=recipe.micro,
         clip=recipe.clip,
         smoothing=recipe.smoothing,
-        bfloat16=recipe.bfloat16,
+        # A CPU has no faster way to multiply them.
+        bfloat16=recipe.bfloat16 and jax.default_backend() != "cpu",
     )
 
 

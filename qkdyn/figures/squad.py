@@ -41,8 +41,8 @@ LABELS |= {"f1": "F1", "mass": "MRTA (rollout)", "entropy": "entropy of the\nrol
 
 
 def label(arm: Mapping[str, Any]) -> str:
-    """An arm by its rates: "5e-4, QK x20"."""
-    rate = f"{arm['rate']:.0e}".replace("e-0", "e-")
+    """An arm by its rates: "5e-4, QK x20"; W_E has a tenth of the rate, as published, unless it is said to have it too."""
+    rate = f"{arm['rate']:.0e}".replace("e-0", "e-") + (", W_E too" if arm["embed"] == 1 else "")
     return rate + (f", QK x{arm['qk']:g}" if arm["qk"] != 1 else "")
 
 
