@@ -316,7 +316,7 @@ def test_the_verdict_follows_the_numbers(protocol):
     assert "5e-4, QK x20 beside 5e-4: attention is flatter" in said and "puts more on the answer (MRTA +0.130" in said
     assert "MRTA +0.0801 [0.0801, 0.0801]: every rate a tenth -0.0500 [-0.0500, -0.0500], QK x20 +0.130 [0.130" in said
     assert "MRTA by +0.0801 [0.0801, 0.0801]: +0.130 [0.130, 0.130] by QK x20, -0.0500" in said
-    assert "**In short.** 5 of 5 arms answer better than the first sentence (F1 0.050)." in said
+    assert "**In short.** 6 of 6 arms answer better than the first sentence (F1 0.050)." in said
     assert "MRTA: QK x20 +0.130" in said and "At an equal QK rate (1e-3)" in said
     for record in records:
         record["runs"][0]["end"]["dev"]["f1"] = 0.01
@@ -326,6 +326,10 @@ def test_the_verdict_follows_the_numbers(protocol):
     said = verdict.verdict(records, protocol, "controlled")
     assert "5e-5, QK x20 beside 5e-5: attention is sharper" in said and "no arm answers better than that" in said
     assert "that have hardly learned to answer. 5e-4, QK x2 beside" in said
+    assert "so that chance chose them" not in said
+    for record in records:
+        record["runs"][0]["best"]["selection"]["f1"] = 0.01
+    assert "so that chance chose them" in verdict.verdict(records, protocol, "controlled")
     assert "5e-4: 1 of 3 runs diverged" in said and "on 2 of 3 seeds" in said
     alone = verdict.verdict(records[1:2], protocol, "controlled")
     assert "no difference can be told from chance" in alone
@@ -355,7 +359,8 @@ def test_figures_draw_what_is_there(protocol, tmp_path):
     draw_squad_tuning(joined[:2], [], tmp_path / "tuned.png")
     with pytest.raises(InputError, match="at least one"):
         draw_squad([], "a title", "end", tmp_path)
-    assert label({"rate": 5e-4, "qk": 20.0}) == "5e-4, QK x20" and label({"rate": 0.01, "qk": 1.0}) == "1e-2"
+    assert label({"rate": 5e-4, "qk": 20.0, "embed": 0.1}) == "5e-4, QK x20"
+    assert label({"rate": 0.01, "qk": 1.0, "embed": 1.0}) == "1e-2, W_E too"
 
 
 def test_comparisons_name_their_own_arms():

@@ -4,12 +4,13 @@ import json
 import types
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import made_squad_records as made
 from experiments import table1_squad as table1
-from experiments.squad import arms, cost
+from experiments.squad import arms, cost, readings, tune
 from experiments.squad.recipe import Recipe
 from experiments.text.recipe import TextArm
 from qkdyn import results
@@ -123,7 +124,7 @@ def test_wrong_recipes_are_refused(change, told):
 def test_runs_leave_records_that_are_taken_up(calls, tmp_path, capsys):
     assert run(tmp_path, "--arms", "base-qk20", "--seeds", "2") == 0 and calls == ["load", "base-qk20-2"]
     error = capsys.readouterr().err
-    assert "note: a note" in error and "base-qk20-2: 3 updates" in error and "about 0.0 minutes" in error
+    assert "note: a note" in error and "base-qk20-2: 3 updates" in error and "about 0.1 minutes" in error
     assert run(tmp_path) == 0
     # A seed of every arm before the next seed.
     assert calls[2:] == ["load", "base-1", "base-qk20-1", "base-2", "base-3", "base-qk20-3"]
@@ -241,3 +242,19 @@ def test_tuning_chooses_a_rate_and_then_trains_multipliers_at_it(calls, tmp_path
     before = drawn(tmp_path)
     assert run(tmp_path, "--tune", "--draw-only") == 0 and drawn(tmp_path) == before
     assert run(tmp_path, "--tune") == 0 and len(calls) == 12 and results.verify(tmp_path) == []
+
+
+def test_where_nothing_answers_the_loss_chooses():
+    rates, _ = arms.tuning(arms.protocol("quick"))
+    records = readings.by_arm(made.made(rates), rates)
+    for record in records:
+        (one,) = record["runs"]
+        # The best F1, all of it below any rule's, is at another rate than the least loss.
+        one["best"]["selection"] |= {
+            "f1": 0.02 + record["arm"]["rate"],
+            "loss": abs(np.log(record["arm"]["rate"] / 1e-4)),
+        }
+    assert tune.measure_of(records) == "loss" and tune.chosen_rate(records) == 1e-4
+    assert "so that the loss chooses" in tune.tuning_verdict(records, "quick")
+    records[0]["runs"][0]["best"]["selection"]["f1"] = 0.9
+    assert tune.measure_of(records) == "f1" and tune.chosen_rate(records) == records[0]["arm"]["rate"]

@@ -201,9 +201,10 @@ def _ends(record: Record, reading: str) -> str:
 
 def _pairs(there: Sequence[Record], reading: str) -> list[str]:
     """The arms of a comparison beside its first."""
-    first, level = there[0], matched_level(there)
+    first = there[0]
     said = []
     for other in there[1:]:
+        level = matched_level([first, other])
         who = f"{label(other['arm'])} beside {label(first['arm'])}"
         said.append(f"{who}: attention {contrast(other, first, reading)}.")
         each = {name: change(other, first, name, "matched", "selection", level) for name in ("entropy", "mass", "f1")}
@@ -275,7 +276,16 @@ def _best(arms: Sequence[Record]) -> list[str]:
             f"{label(record['arm'])} (best epochs {', '.join(map(str, epochs))} of {record['arm']['epochs']}) MRTA "
             f"{told(mass)}, F1 {told(f1)}"
         )
-    return [f"At the best epoch instead of the last: {'; '.join(said)}."] if said else []
+    if not said:
+        return []
+    lines = [f"At the best epoch instead of the last: {'; '.join(said)}."]
+    rule = floor(arms[0], "f1")
+    least = arms[0]["baselines"][rule]["f1"] if rule is not None else 0.0
+    if all(float(estimate(values(r, "best", "selection", "f1")).mean) <= least for r in whole(arms)):
+        lines[0] += (
+            " F1 on the selection questions was below what needs no model in all of these, so that chance chose them."
+        )
+    return lines
 
 
 def _beside_published(arms: Sequence[Record]) -> list[str]:
