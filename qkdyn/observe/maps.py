@@ -120,10 +120,10 @@ def measure(
         told, seen, chosen = (
             _of(layer, name, given) for name, given in (("mask", mask), ("relevant", relevant), ("queries", queries))
         )
+        axis = _head_axis(layer, np.shape(attention), head_axis)
         rows, counted = _rows(f"maps[{layer!r}]", attention, told, seen, k)
         if chosen is not None:
             counted = counted & _placed("queries", chosen, counted.shape, boolean=True)
-        axis = _head_axis(layer, attention.shape, head_axis)
         means = tuple(i for i in range(counted.ndim) if i != axis)
         number = counted.sum(means)
         values[layer] = {
@@ -141,7 +141,7 @@ def _of(layer: str, name: str, given: Any) -> Any:
 
 
 def _head_axis(layer: str, shape: tuple[int, ...], axis: int | None) -> int | None:
-    if axis is None:
+    if axis is None or len(shape) < 2:
         return None
     if not -len(shape) <= axis < len(shape) or axis % len(shape) >= len(shape) - 2:
         do = "head_axis=None where maps have no axis of heads"

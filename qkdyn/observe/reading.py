@@ -119,8 +119,8 @@ def _in_order(records: Records, seen: int) -> tuple[int, np.ndarray, dict[str, d
         )
     place = np.arange(first, count) % capacity
     values = {layer: {name: value[..., place, :] for name, value in of.items()} for layer, of in records.values.items()}
-    step = records.step[..., place]
-    return count, step.reshape(-1, len(place))[0], values
+    # Runs that went through vmap recorded the same steps: the first one's.
+    return count, records.step.reshape(-1, capacity)[0, place], values
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

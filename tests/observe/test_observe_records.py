@@ -1,0 +1,192 @@
+"""Records on the device, carried through a training loop and read afterwards, against a plain list."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import xarray as xr
+
+from helpers import compilations, quick
+from qkdyn import observe
+from qkdyn.errors import InputError, OutputWarning
+from qkdyn.results import load_dataset, save_dataset
+
+X = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)
+LAYERS = {"layer_10": 1, "layer_2": 3}
+
+
+def values_at(i):
+    """Measures that tell which record, layer, head and measure they are."""
+    return {
+        layer: {name: np.float32(1000 * i + 100 * n + 10 * heads + np.arange(heads)) for n, name in enumerate("ab")}
+        for layer, heads in LAYERS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def write():
+    return quick(observe.write)
+
+
+@pytest.fixture
+def filled(write):
+    def fill(number, capacity=4):
+        records = observe.start(capacity, values_at(0))
+        for i in range(number):
+            records = write(records, 10 * i, values_at(i))
+        return records
+
+    return fill
+
+
+def told(records, **options):
+    heard = []
+    return observe.emit(records, lambda step, values: heard.append((step, values)), **options), heard
+
+
+def test_a_dataset_has_named_axes_and_survives_a_file(filled, tmp_path):
+    ds = observe.to_dataset(filled(3))
+    assert dict(ds.sizes) == {"step": 3, "layer": 2, "head": 3} and ds.a.dims == ("step", "layer", "head")
+    assert list(ds.step.values) == [0, 10, 20] and ds.attrs["replaced"] == 0
+    # Numbers in names by their size, and missing heads are NaN.
+    assert list(ds.layer.values) == ["layer_2", "layer_10"]
+    for i in range(3):
+        for layer, heads in LAYERS.items():
+            for name in "ab":
+                row = ds[name].sel(step=10 * i, layer=layer).values
+                np.testing.assert_array_equal(row[:heads], values_at(i)[layer][name])
+                assert np.isnan(row[heads:]).all()
+    save_dataset(ds, tmp_path / "data.nc")
+    xr.testing.assert_identical(load_dataset(tmp_path / "data.nc"), ds)
+    assert observe.to_dataset(filled(0)).sizes["step"] == 0
+
+
+def test_a_logger_hears_every_record_once(filled):
+    seen, heard = told(filled(2))
+    assert seen == 2 and [step for step, _ in heard] == [0, 10]
+    assert heard[1][1] == {"layer_2/a": 1031, "layer_2/b": 1131, "layer_10/a": 1010, "layer_10/b": 1110}
+    assert next(iter(heard[0][1])).startswith("layer_2") and all(type(v) is float for v in heard[0][1].values())
+    seen, heard = told(filled(4), seen=seen)
+    assert seen == 4 and [step for step, _ in heard] == [20, 30]
+    assert told(filled(4), seen=4) == (4, [])
+    _, heard = told(filled(1), heads=True)
+    assert heard[0][1]["layer_2/head_1/b"] == 131 and heard[0][1]["layer_2/b"] == 131 and len(heard[0][1]) == 4 + 8
+
+
+def test_a_full_buffer_replaces_the_oldest_and_says_so(filled):
+    with pytest.warns(OutputWarning, match="2 records were replaced"):
+        ds = observe.to_dataset(filled(6))
+    assert list(ds.step.values) == [20, 30, 40, 50] and ds.attrs["replaced"] == 2
+    np.testing.assert_array_equal(ds.a.sel(layer="layer_10", head=0), [2010, 3010, 4010, 5010])
+    # Who has seen the two that are gone has missed nothing.
+    assert [step for step, _ in told(filled(6), seen=2)[1]] == [20, 30, 40, 50]
+    with pytest.warns(OutputWarning, match="1 records were replaced"):
+        told(filled(6), seen=1)
+
+
+def attention_model():
+    attention = nn.MultiHeadDotProductAttention(2)
+    return attention, lambda params: attention.apply(params, X, sow_weights=True, mutable=["intermediates"])
+
+
+@pytest.fixture(scope="module")
+def training():
+    """(parameters, watched loop of `length` steps, one step by itself and what it measures)."""
+    attention, apply = attention_model()
+    optimizer = optax.sgd(3.0)
+
+    def loss(params):
+        output, variables = apply(params)
+        return (output**2).mean(), observe.sown(variables)
+
+    def update(state):
+        params, inner = state
+        (_, maps), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        change, inner = optimizer.update(gradient, inner)
+        return (optax.apply_updates(params, change), inner), maps
+
+    def loop(state, records, first):
+        def body(carry, step):
+            state, maps = update(carry[0])
+            return (state, observe.write_every(carry[1], step, 3, lambda: observe.measure(maps))), None
+
+        return jax.lax.scan(body, (state, records), first + jnp.arange(6))[0]
+
+    rng, shapes = np.random.default_rng(1), jax.eval_shape(attention.init, jax.random.key(0), X)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
+    return (params, optimizer.init(params)), loop, update
+
+
+def test_training_is_recorded_without_a_round_trip(training):
+    state, loop, update = training
+    like = jax.eval_shape(lambda state: observe.measure(update(state)[1]), state)
+    # Nothing in the program calls the host.
+    program = jax.jit(loop)
+    records = observe.start(4, like)
+    assert "callback" not in str(jax.make_jaxpr(loop)(state, records, 0))
+    arguments = jax.device_put((state, records, jnp.int32(0), jnp.int32(6)))
+    with compilations() as compiled:
+        first = program(*arguments[:3])
+        with jax.transfer_guard("disallow"):
+            _, records = program(*first, arguments[3])
+    assert len([line for line in compiled if "loop" in line]) == 1
+    # Against single steps, measured outside jit.
+    one, expected = jax.jit(update), {}
+    for step in range(12):
+        state, maps = one(state)
+        if step % 3 == 0:
+            expected[step] = observe.measure(maps)["layer_0"]
+    ds = observe.to_dataset(records)
+    assert list(ds.step.values) == list(expected)
+    for step, of in expected.items():
+        for name, value in of.items():
+            np.testing.assert_allclose(ds[name].sel(step=step, layer="layer_0"), value, rtol=1e-4)
+    assert np.ptp(ds.entropy.values) > 1e-3
+
+
+def test_records_of_seeds_that_train_together():
+    def run(seed):
+        records = observe.start(3, values_at(0))
+        shifted = jax.tree.map(lambda leaf: leaf + seed, values_at(1))
+        for step in range(2):
+            records = observe.write(records, step, shifted)
+        return records
+
+    records = quick(jax.vmap(run))(jnp.arange(2))
+    ds = observe.to_dataset(records, axes=("seed",))
+    assert ds.a.dims == ("seed", "step", "layer", "head") and ds.sizes["step"] == 2
+    assert ds.a.sel(layer="layer_10", head=0).values.tolist() == [[1010, 1010], [1011, 1011]]
+    with pytest.raises(InputError, match="of one run"):
+        told(records)
+    with pytest.raises(InputError, match="names for the 1 axes"):
+        observe.to_dataset(records)
+    with pytest.raises(InputError, match="recorded the same steps"):
+        observe.to_dataset(records._replace(step=records.step + np.arange(2)[:, None]), axes=("seed",))
+    _, heard = told(jax.tree.map(lambda leaf: leaf[1], records))
+    assert heard[0][1]["layer_10/a"] == 1011
+
+
+def fewer():
+    return {"layer_2": values_at(0)["layer_2"]}
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: observe.start(0, values_at(0)), "capacity must be an integer >= 1"),
+        (lambda: observe.start(3, {}), "like must be {layer"),
+        (lambda: observe.start(3, {"a": np.ones(3)}), "like must be {layer"),
+        (lambda: observe.start(3, {"a": {"b": np.ones((3, 1))}}), r"like\['a'\]\['b'\] must be one array"),
+        (lambda: observe.write(observe.start(2, values_at(0)), 0, fewer()), "layer_10/a: .* none given"),
+        (lambda: observe.write(observe.start(2, fewer()), 0, values_at(0)), r"none in the buffer, \(1,\) given"),
+        (lambda: observe.write_every(observe.start(2, fewer()), 0, 0, fewer), "every must be"),
+        (lambda: observe.emit(observe.start(2, fewer()), None), "on_record must be a function"),
+        (lambda: observe.emit(observe.start(2, fewer()), print, seen=-1), "seen must be"),
+        (lambda: observe.to_dataset(observe.start(2, fewer()), axes=("seed",)), "axes must be names for the 0 axes"),
+    ],
+)
+def test_refused(call, message, unchecked):
+    with pytest.raises(InputError, match=message):
+        call()
