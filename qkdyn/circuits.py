@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from qkdyn.errors import InputError, LabelError, check_count, check_positive, reject
+from qkdyn.errors import InputError, check_count, check_positive, reject
+from qkdyn.labels import CIRCUITS, circuit_labels
 from qkdyn.parameterization import Parameterization
 
 __all__ = [
@@ -36,9 +37,6 @@ __all__ = [
 Params = dict[str, dict[str, Array]]
 # The signature of jax.nn.initializers, so that zeros, normal(0.1), orthogonal() and the rest can be passed as they are.
 Initializer = Callable[[Array, tuple[int, ...], Any], Array]
-# Labels that name a part of a model; the two circuits first, the others for models that are more than attention.
-CIRCUITS = ("qk", "ov")
-_LABELS = (*CIRCUITS, "rest", "embed", "mlp", "head")
 
 
 def scaled_identity(scale: float) -> Initializer:
@@ -229,33 +227,3 @@ def balancedness(params: Params) -> dict[str, Array]:
 def _defect(left: Array, right: Array) -> Array:
     size = [jnp.linalg.norm(x, axis=(-2, -1)) for x in (left - right, left, right)]
     return size[0] / (size[1] + size[2])
-
-
-def circuit_labels(params: Any) -> Any:
-    """Label every leaf by the nearest key above it that names a part: qk, ov, rest, embed, mlp or head.
-
-    Args:
-        params: any pytree; the labels depend on its paths alone, so that they can be taken of parameters or updates.
-
-    Returns:
-        A tree of the same structure with a string at every leaf.
-
-    Raises:
-        LabelError: leaves that no key above them labels; the message names them all.
-    """
-    uncovered = []
-
-    def label(path: tuple[Any, ...], leaf: Any) -> str:
-        names = [jax.tree_util.keystr((part,), simple=True) for part in path]
-        found = next((name for name in reversed(names) if name in _LABELS), None)
-        if found is None:
-            uncovered.append(jax.tree_util.keystr(path, simple=True, separator="/"))
-        return found or ""
-
-    labels = jax.tree_util.tree_map_with_path(label, params)
-    if uncovered:
-        raise LabelError(
-            f"parameters without a circuit: {', '.join(uncovered)}; each leaf must lie below a key named one of "
-            f"{', '.join(_LABELS)}, or pass your own labels (a tree of strings, or a function of the parameters)"
-        )
-    return labels

@@ -1,28 +1,38 @@
 """Per-circuit optimizers: one optax transform for each label of the parameter tree, each at its own multiple of the rate."""
 
-import math
-import numbers
-from collections.abc import Callable, Hashable, Mapping
+import inspect
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.core
 import optax
 
 from qkdyn.circuits import circuit_labels
-from qkdyn.errors import InputError, LabelError, reject
+from qkdyn.errors import LabelError, as_tuple, reject
+from qkdyn.factors import Factors, scaled
+from qkdyn.labels import NAMED
+from qkdyn.rates import MOST, Rate, check_rate, product
+from qkdyn.slices import Slices
+from qkdyn.splitting import merge, part_labels, split
 
-# The largest rate that single precision holds with room for a gradient.
-MOST = 1e30
-Rate = float | jax.Array | optax.Schedule
+__all__ = ["MOST", "Rate", "check_labels", "circuit_optimizer", "full_labels"]
+
+Base = Callable[[Any], optax.GradientTransformation] | optax.GradientTransformation
 
 
 def circuit_optimizer(
-    base: Callable[[Any], optax.GradientTransformation] | Mapping[str, Callable[[Any], optax.GradientTransformation]],
+    base: Base | Mapping[str, Base],
     *,
     multipliers: Mapping[str, Rate],
     learning_rate: Rate = 1.0,
     labels: Any = circuit_labels,
+    decay: Mapping[str, Rate] | None = None,
+    clip: Any = None,
+    freeze: Sequence[str] = (),
+    layers: Mapping[str, Any] | None = None,
+    heads: Mapping[str, Any] | None = None,
+    layer_axis: int = 0,
+    head_axes: Mapping[str, int] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Train every labelled part of a model by `base`, at `multipliers[label]` times the learning rate.
 
@@ -32,90 +42,158 @@ def circuit_optimizer(
     Args:
         base: makes the transform of one part from its learning rate (a number, a traced scalar or a schedule), e.g.
             `optax.sgd`, `functools.partial(optax.sgd, momentum=0.9)`, `optax.adamw`. Decay that `base` scales by its rate
-            (as adamw does) is scaled by the multiplier too. A mapping has one for each label, e.g. of its own decay.
-        multipliers: a rate multiplier for each label: a number >= 0 (0 freezes the part), a traced scalar, so that one
-            compilation serves a whole grid of ratios, or a schedule of the update count, such as `optax.linear_schedule`.
+            (as adamw does) is scaled by the multiplier too. Or a transform with a rate of its own, `optax.adamw(1e-3)`, whose
+            updates are multiplied. A mapping has one for each label.
+        multipliers: a rate multiplier for each label: a number > 0, a traced scalar, so that one compilation serves a whole
+            grid of ratios, or a schedule of the update count, such as `optax.linear_schedule`. A traced zero holds a part
+            still, at the cost of a trained one. Labels "embed", "mlp" and "head" without one have that of "rest".
         learning_rate: what the multipliers multiply: a number, a traced scalar or a schedule. With the default 1.0 the
             multipliers are the learning rates themselves.
-        labels: a tree of labels (or a prefix of one) for the parameters, or a function that makes it from the parameters.
+        labels: a tree of labels (or a prefix of one) for the parameters, or a function that makes it from the parameters, such
+            as `functools.partial(circuit_labels, rules=...)`. A leaf with `Slices` is trained as the parts that it fuses.
+        decay: decoupled weight decay of each label: an update also takes rate x multiplier x decay of every parameter away,
+            as in AdamW. For a base without decay of its own.
+        clip: largest global norm of the gradient, over all circuits together, before anything else; what is frozen does not
+            count. As `optax.clip_by_global_norm` before `base`.
+        freeze: labels that are not trained: no update, no state, no multiplier.
+        layers: of a label, what multiplies its rate in each layer, (L,); layers are told apart by numbers in the paths, or lie
+            along `layer_axis` of scanned parameters.
+        heads: of a label, what multiplies its rate in each head, (H,) or (L, H), H the number of query heads; where several
+            share a key and a value, these have the mean. Biases of the output and normalizations belong to no head.
+        layer_axis: of scanned parameters.
+        head_axes: {regular expression of a path: its axis of heads}, where names and shapes do not say it.
 
     Returns:
         An optax transform. With every multiplier 1 it is `base(learning_rate)`: the same bits under SGD and momentum,
         the same to rounding under Adam, where the compiler orders the operations differently.
 
     Raises:
-        InputError: a multiplier or the learning rate is negative, not finite, or not a rate at all (at once).
-        LabelError: a leaf without a label, a label without a multiplier, or a multiplier that no leaf uses (at `init`).
+        InputError: a multiplier that is zero, negative, not finite, or not a rate at all; a negative decay, clip or rate (at
+            once).
+        LabelError: a leaf without a label, a label without a multiplier, a multiplier that no leaf uses, slices that do not
+            divide their axis, or layers or heads that are not in the shapes (at `init`).
     """
-    if not multipliers:
-        reject("multipliers", dict(multipliers), "a rate for each label", 'e.g. {"qk": 10.0, "ov": 1.0}')
-    _check_rate("learning_rate", learning_rate)
-    for name, value in multipliers.items():
-        _check_rate(f"multipliers[{name!r}]", value)
+    frozen = as_tuple("freeze", freeze)
+    _check(multipliers, learning_rate, decay or {}, clip, frozen)
     bases = base if isinstance(base, Mapping) else dict.fromkeys(multipliers, base)
     if set(bases) != set(multipliers):
         reject("base", sorted(bases), f"one transform for each of {', '.join(map(repr, sorted(multipliers)))}")
     transforms: dict[Hashable, optax.GradientTransformation] = {
-        name: bases[name](_product(learning_rate, value)) for name, value in multipliers.items()
+        name: _transform(bases[name], product(learning_rate, value), (decay or {}).get(name))
+        for name, value in multipliers.items()
     }
-    grouped = optax.multi_transform(transforms, labels)
+    transforms |= {name: optax.set_to_zero() for name in frozen}
+    factors = Factors(layers or {}, heads or {}, layer_axis, head_axes or {})
+    factors.check(multipliers)
+
+    def found(tree: Any) -> Any:
+        return full_labels(labels(tree) if callable(labels) else labels, tree, multipliers, frozen)
 
     def init(params: Any) -> optax.OptState:
-        check_labels(labels(params) if callable(labels) else labels, params, multipliers)
-        return grouped.init(params)
+        full = found(params)
+        check_labels(full, params, multipliers, frozen)
+        scaled(full, split(full, params), factors)
+        return optax.multi_transform(transforms, part_labels(full)).init(split(full, params))
 
-    return optax.GradientTransformationExtraArgs(init, grouped.update)
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        full = found(updates)
+        updates = split(full, updates)
+        if clip is not None:
+            updates = _clipped(updates, part_labels(full), frozen, clip)
+        params = None if params is None else split(full, params)
+        updates, state = optax.multi_transform(transforms, part_labels(full)).update(updates, state, params, **extra)
+        return merge(full, scaled(full, updates, factors)), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def check_labels(labels: Any, params: Any, multipliers: Mapping[str, Any]) -> None:
-    """Raise LabelError unless every leaf has one label and labels and multipliers are the same set."""
+def _check(
+    multipliers: Mapping[str, Any], rate: Any, decay: Mapping[str, Any], clip: Any, frozen: tuple[str, ...]
+) -> None:
+    if not multipliers:
+        reject("multipliers", dict(multipliers), "a rate for each label", 'e.g. {"qk": 10.0, "ov": 1.0}')
+    check_rate("learning_rate", rate)
+    for name, value in multipliers.items():
+        check_rate(f"multipliers[{name!r}]", value, f'to train this part not at all: freeze=("{name}",), no multiplier')
+    for name, value in decay.items():
+        check_rate(f"decay[{name!r}]", value)
+    if clip is not None:
+        check_rate("clip", clip, "the largest norm of the gradient; None not to clip", schedule=False)
+    for names, what in ((set(decay) - set(multipliers), "decay"), (set(frozen) & set(multipliers), "freeze")):
+        if names:
+            allowed = "of labels that have a multiplier" if what == "decay" else "labels without a multiplier"
+            reject(what, sorted(names), allowed, f"the multipliers are of {', '.join(map(repr, multipliers))}")
+
+
+def _transform(base: Base, rate: Rate, decay: Rate | None) -> optax.GradientTransformation:
+    """The transform of one part at its rate."""
+    own = _own_decay(base)
+    if decay is not None and own:
+        reject("base", f"one with weight_decay={own}", "without decay of its own beside decay", "e.g. optax.adam")
+    if isinstance(base, optax.GradientTransformation):
+        made = optax.chain(base, optax.scale_by_schedule(rate) if callable(rate) else optax.scale(rate))
+    else:
+        made = base(rate)
+    if decay is None:
+        return made
+    return optax.chain(made, optax.add_decayed_weights(product(product(rate, decay), -1.0)))
+
+
+def _own_decay(base: Base) -> Any:
+    """The weight decay that a base has by itself, as its signature says; None where it says nothing."""
+    try:
+        parameter = inspect.signature(base).parameters.get("weight_decay")  # pyright: ignore[reportArgumentType]
+    except (TypeError, ValueError):
+        return None
+    own = None if parameter is None else parameter.default
+    return own if isinstance(own, int | float) and own else None
+
+
+def _clipped(updates: Any, labels: Any, frozen: tuple[str, ...], clip: Any) -> Any:
+    """Gradients whose global norm, without frozen parts, is at most `clip`."""
+    names, leaves = jax.tree.leaves(labels), jax.tree.leaves(updates)
+    trained = [name not in frozen for name in names]
+    some = [leaf for leaf, used in zip(leaves, trained, strict=True) if used]
+    found: Any = optax.clip_by_global_norm(clip).update(some, optax.EmptyState())[0]
+    clipped = iter(found)
+    whole = [next(clipped) if used else leaf for leaf, used in zip(leaves, trained, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(updates), whole)
+
+
+def full_labels(labels: Any, params: Any, multipliers: Mapping[str, Any], freeze: Sequence[str] = ()) -> Any:
+    """A label for every leaf, from a tree of labels or a prefix of one; of "embed", "mlp", "head" without a multiplier "rest".
+
+    Raises:
+        LabelError: it is no prefix of the parameters' tree.
+    """
+    known = {*multipliers, *freeze}
+    others = set(NAMED[3:]) - known if "rest" in known else set()
     try:
         full = jax.tree.map(lambda label, part: jax.tree.map(lambda _: label, part), labels, params)
     except (ValueError, TypeError) as error:
         raise LabelError(f"labels must be a tree, or a prefix of the tree, of the parameters: {error}") from error
-    wrong = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): label
-        for path, label in jax.tree_util.tree_leaves_with_path(full)
-        if label not in multipliers
-    }
+    return jax.tree.map(lambda label: "rest" if isinstance(label, str) and label in others else label, full)
+
+
+def check_labels(full: Any, params: Any, multipliers: Mapping[str, Any], freeze: Sequence[str] = ()) -> None:
+    """Raise LabelError unless labels and multipliers (and what is frozen) are the same set, and all slices fit."""
+    known, names, wrong = {*multipliers, *freeze}, set(), []
+    shapes = jax.tree.leaves(params)
+    for (path, label), leaf in zip(jax.tree_util.tree_leaves_with_path(full), shapes, strict=True):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if isinstance(label, Slices):
+            label.check(tuple(leaf.shape), name)
+        own = label.labels if isinstance(label, Slices) else (label,)
+        hashable = [one for one in own if isinstance(one, Hashable)]
+        names |= set(hashable)
+        if len(hashable) < len(own) or set(hashable) - known:
+            wrong.append(f"{name} -> {label if isinstance(label, Slices) else repr(label)}")
     if wrong:
-        leaves = ", ".join(f"{path} -> {label!r}" for path, label in wrong.items())
-        raise LabelError(f"no multiplier for {leaves}; the multipliers are {', '.join(map(repr, multipliers))}")
-    unused = set(multipliers) - set(jax.tree.leaves(full))
+        shown = ", ".join(wrong[:30]) + (f" and {len(wrong) - 30} more" if len(wrong) > 30 else "")
+        raise LabelError(f"no multiplier for {shown}; the multipliers are {', '.join(map(repr, multipliers))}")
+    unused = known - names
     if unused:
         raise LabelError(
             f"multipliers {', '.join(map(repr, sorted(unused)))} match no parameter; the labels are "
-            f"{', '.join(map(repr, sorted(set(jax.tree.leaves(full)))))}: remove them, or mend the name"
+            f"{', '.join(map(repr, sorted(names)))}: remove them, or mend the name"
         )
-
-
-def _check_rate(name: str, value: Any) -> None:
-    if callable(value):
-        return None
-    if isinstance(value, jax.core.Tracer):
-        shape = value.shape
-    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
-        shape = ()
-        if not math.isfinite(value) or not 0 <= float(value) <= MOST:
-            reject(name, value, f"a finite number >= 0, at most {MOST:g}")
-    elif hasattr(value, "shape") and hasattr(value, "dtype"):
-        shape = tuple(value.shape)
-        if shape == ():
-            return _check_rate(name, value.item())
-    else:
-        reject(name, value, "a number, a scalar array or a schedule (a function of the update count)")
-    if shape != ():
-        raise InputError(f"{name} must be a scalar, got an array of shape {shape}; vmap over its entries instead")
-    return None
-
-
-def _product(rate: Rate, multiplier: Rate) -> Rate:
-    """The rate times the multiplier, a schedule where either is one."""
-    if callable(rate) or callable(multiplier):
-
-        def schedule(count: Any) -> Any:
-            value = rate(count) if callable(rate) else rate
-            return value * (multiplier(count) if callable(multiplier) else multiplier)
-
-        return schedule
-    return rate * multiplier

@@ -184,6 +184,9 @@ def test_labels_cover_every_leaf_of_any_tree(tree):
         assert len(jax.tree.leaves(labels["layer"][1][name])) == len(jax.tree.leaves(part))
 
 
-def test_labels_name_every_uncovered_leaf():
-    with pytest.raises(LabelError, match="without a circuit: a/w, b/0; each leaf must lie below"):
-        circuit_labels({"a": {"w": 1.0}, "b": [2.0], "qk": {"W_QK": 3.0}})
+def test_labels_by_keys_go_before_what_names_say():
+    tree = {"qk": {"W_Q": 1.0, "value": 2.0}, "ov": {"key": 3.0}, "mlp": {"out": 4.0}, "b": [5.0]}
+    labels = {"qk": {"W_Q": "qk", "value": "qk"}, "ov": {"key": "ov"}, "mlp": {"out": "mlp"}, "b": ["rest"]}
+    assert circuit_labels(tree) == labels
+    with pytest.raises(LabelError, match=r"no attention found in these parameters\n(.*\n)*  a/w +scalar +rest"):
+        circuit_labels({"a": {"w": 1.0}, "b": [2.0], "mlp": {"W_in": 3.0}})

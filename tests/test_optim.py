@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from helpers import max_difference, trees_equal
+from helpers import max_difference, quick, trees_equal
 from qkdyn.circuits import init_params
 from qkdyn.errors import InputError, LabelError
 from qkdyn.optim import circuit_optimizer
@@ -60,9 +60,27 @@ def test_without_a_learning_rate_the_multipliers_are_the_rates():
     assert max_difference(a, b) < 1e-6
 
 
-def test_zero_freezes_a_circuit_to_the_bit():
-    ours = train(circuit_optimizer(ADAMW, multipliers={"qk": 0.0, "ov": 1.0}, learning_rate=0.01))
+def test_what_is_frozen_keeps_its_bits_and_has_no_state():
+    tx = circuit_optimizer(ADAMW, multipliers={"ov": 1.0}, learning_rate=0.01, freeze=("qk",))
+    ours = train(tx, steps=3)
     assert trees_equal(ours["qk"], PARAMS["qk"]) and not trees_equal(ours["ov"], PARAMS["ov"])
+    state = jax.eval_shape(tx.init, PARAMS)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 1 + 2 * sum(map(np.size, jax.tree.leaves(PARAMS["ov"])))
+
+
+def test_a_traced_zero_holds_a_part_still():
+    def step(r):
+        tx = circuit_optimizer(ADAMW, multipliers={"qk": r, "ov": 1.0}, learning_rate=0.01)
+        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]
+
+    updates = quick(step)(jnp.float32(0))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(updates["qk"])) and np.all(updates["ov"]["W_O"])
+
+
+@pytest.mark.parametrize("zero", [0.0, 0, jnp.float32(0)])
+def test_a_multiplier_of_zero_says_to_freeze(zero):
+    with pytest.raises(InputError, match=r"multipliers\['qk'\] must be a finite number > 0.*got 0.*freeze=\(\"qk\",\)"):
+        circuit_optimizer(optax.sgd, multipliers={"qk": zero, "ov": 1.0})
 
 
 def test_a_ramp_counts_updates():
@@ -126,7 +144,7 @@ def test_rates_that_are_no_rates_are_refused_at_once(value, unchecked):
 
 
 def test_array_scalars_are_checked_like_numbers():
-    with pytest.raises(InputError, match=r"must be a finite number >= 0, at most 1e\+30, got -2.0"):
+    with pytest.raises(InputError, match=r"must be a finite number > 0, at most 1e\+30, got -2.0"):
         circuit_optimizer(optax.sgd, multipliers={"qk": jnp.float32(-2.0), "ov": 1.0})
     with pytest.raises(InputError, match="multipliers must be a rate for each label"):
         circuit_optimizer(optax.sgd, multipliers={})
@@ -143,5 +161,5 @@ def test_labels_and_multipliers_must_match():
         init({"qk": 1.0, "ov": 1.0, "mlp": 1.0}, both)
     with pytest.raises(LabelError, match="labels must be a tree, or a prefix"):
         init({"qk": 1.0, "ov": 1.0}, {"qk": "qk"})
-    with pytest.raises(LabelError, match="parameters without a circuit: loose"):
+    with pytest.raises(LabelError, match=r"no attention found in these parameters"):
         circuit_optimizer(optax.sgd, multipliers={"qk": 1.0}).init({"loose": jnp.ones(2)})

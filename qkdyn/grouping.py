@@ -1,0 +1,304 @@
+"""Which parameters of a model are its query-key and output-value circuits, from paths and shapes alone.
+
+Neither JAX nor PyTorch: `qkdyn.labels` applies it to trees of parameters; for PyTorch give {name split at the dots: shape} of
+`named_parameters()`.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qkdyn.errors import LabelError, reject
+from qkdyn.naming import Place, place_of, words
+from qkdyn.slices import CIRCUIT, Fused, Shape, Slices, bias_slices, layouts
+
+Path = tuple[str, ...]
+Label = str | Slices
+Rules = Mapping[str, Label | Fused] | Callable[[str, Any], Label | Fused | None]
+# Labels that a key may name; the two circuits first, the others for models that are more than attention.
+CIRCUITS = ("qk", "ov")
+NAMED = (*CIRCUITS, "rest", "embed", "mlp", "head")
+# What one folder with attention must hold.
+_WHOLE = ({"q", "k", "v"}, {"q", "kv"}, {"qkv"}, {"qk", "v"}, {"qk", "ov"}, {"q", "k", "ov"})
+# Lines of a tree that a message shows.
+_SHOWN = 60
+
+
+@dataclass
+class Guesses:
+    """What was found.
+
+    Attributes:
+        labels: of each path.
+        places: which part of attention each path is, where a name says so.
+        doubts: path -> why nothing can be said of it.
+        shapes: of each path.
+    """
+
+    shapes: dict[Path, Shape]
+    labels: dict[Path, Label] = field(default_factory=dict)
+    places: dict[Path, Place] = field(default_factory=dict)
+    doubts: dict[Path, str] = field(default_factory=dict)
+
+
+def label_paths(
+    shapes: Mapping[Path, Shape], rules: Rules | None = None, leaves: Mapping[Path, Any] | None = None
+) -> dict[Path, Label]:
+    """Label every parameter "qk", "ov", "rest", or "embed", "mlp", "head" where a component of its path is one of these.
+
+    Args:
+        shapes: of every parameter, by the components of its path.
+        rules: what to call parameters whose names say nothing or mislead: {regular expression of "a/b/c": label}, the first
+            that is found in a path holds; or a function of path and leaf, None where it has nothing to say. A label is a
+            string, `Slices`, or `fused("qkv", axis=-1)`.
+        leaves: what a rule that is a function is given beside the path; the shapes if not given.
+
+    Raises:
+        LabelError: no attention, a doubt about a parameter, or a rule that no parameter follows; the message shows the tree
+            with what each parameter was taken for and how to say what it is.
+    """
+    guesses = guess(shapes)
+    used = _apply(guesses, rules, leaves or shapes) if rules is not None else set()
+    unused = [rule for rule in rules if rule not in used] if isinstance(rules, Mapping) else []
+    if unused:
+        raise LabelError(f"rules {', '.join(map(repr, unused))} match no parameter\n{shown(guesses)}")
+    if guesses.doubts:
+        lines = [f"  {'/'.join(path)}: {why}" for path, why in guesses.doubts.items()]
+        raise LabelError("what these parameters are is not clear:\n" + "\n".join(lines[:20]) + f"\n{shown(guesses)}")
+    named = all(set(path) & set(NAMED) for path in shapes)
+    if not named and not any(set(_labels_in(label)) & set(CIRCUITS) for label in guesses.labels.values()):
+        raise LabelError(f"no attention found in these parameters\n{shown(guesses)}")
+    return guesses.labels
+
+
+def _labels_in(label: Label) -> tuple[str, ...]:
+    return label.labels if isinstance(label, Slices) else (label,)
+
+
+def guess(shapes: Mapping[Path, Shape]) -> Guesses:
+    """What names and shapes say, doubts included."""
+    guesses = Guesses(dict(shapes))
+    folders: dict[Path, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
+    explicit = any(set(path) & set(CIRCUITS) for path in shapes)
+    for path in shapes:
+        own = next((name for name in reversed(path) if name in NAMED), None)
+        guesses.labels[path] = own or "rest"
+        place = place_of(stripped(path, shapes))
+        if place is None:
+            continue
+        guesses.places[path] = place
+        # A key that says so goes before a guess; so do mlp and head in a tree that names its circuits by keys.
+        if own in ("qk", "ov", "rest") or (explicit and own):
+            continue
+        folders[place.folder][place.part.letters].append(path)
+    for folder, found in folders.items():
+        _judge(guesses, folder, found, folders)
+    return guesses
+
+
+def stripped(path: Path, paths: Iterable[Path]) -> Path:
+    """The path without the "value" that boxes such as `nnx.Param` add below every array."""
+    boxed = (
+        len(path) > 1 and path[-1] == "value" and not any(p[: len(path) - 1] == path[:-1] for p in paths if p != path)
+    )
+    return path[:-1] if boxed else path
+
+
+def _judge(guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders: Mapping[Path, Any]) -> None:
+    """Label what one folder holds of attention."""
+    places = guesses.places
+    normal = {letters for letters, paths in found.items() if letters not in ("", "o") and not _all_norm(guesses, paths)}
+    hints = {places[path].name for path in found.get("", ())}
+    if not normal:
+        # Two names that only hint, or one beside an output, look like an attention that is written another way.
+        if len(hints) > 1 or (hints and found.get("o")):
+            _doubt(guesses, found.get("", ()), "names a query, key or value, but not in a way that is known")
+        for letters in set(found) - {"", "o"}:
+            _doubt(guesses, found[letters], "a normalization of queries and keys, without these beside it")
+        return
+    if normal == {"qkv", "q"} or normal == {"qkv", "q", "kv"}:
+        # GPT-2's cross-attention: c_attn holds keys and values where the query stands beside it.
+        normal, found = {"q", "kv"}, {**found, "kv": [*found["qkv"], *found.get("kv", ())], "qkv": []}
+    if normal == {"qkv"} and all(places[path].part.rank for path in found["qkv"]) and not _fused(guesses, found, {}):
+        return  # an in_proj that is no attention's, as in state space models
+    letters = {"".join(sorted(name, key="qkvo".index)): name for name in normal}
+    if not any(set(letters) == whole for whole in _WHOLE):
+        said = ", ".join(sorted(normal))
+        for name in normal:
+            _doubt(
+                guesses,
+                found[name],
+                f"part of an attention of which only {said} stand in {'/'.join(folder) or 'one place'}",
+            )
+        return
+    _doubt(
+        guesses,
+        found.get("", ()),
+        "stands in an attention, names a query, key or value, but not in a way that is known",
+    )
+    found = {**found, "o": _outputs(guesses, folder, found, folders)}
+    labels = _fused(guesses, found, guesses.doubts)
+    for name in normal | set(found) - {"", "o"}:
+        for path in found[name]:
+            circuits = {CIRCUIT[letter] for letter in name}
+            if len(circuits) == 1:
+                guesses.labels[path] = circuits.pop()
+            elif path in labels:
+                guesses.labels[path] = labels[path]
+    for path in found["o"]:
+        guesses.labels[path] = "ov"
+
+
+def _all_norm(guesses: Guesses, paths: list[Path]) -> bool:
+    return all(guesses.places[path].part.norm for path in paths)
+
+
+def _doubt(guesses: Guesses, paths: Any, why: str) -> None:
+    guesses.doubts.update(dict.fromkeys(paths, why))
+
+
+def _outputs(guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders: Mapping[Path, Any]) -> list[Path]:
+    """The output projection: the surest name beside query, key and value; of BERT's trees, one folder above."""
+    places = guesses.places
+    beside = [path for path in found.get("o", ()) if not places[path].part.norm]
+    if not beside and folder and (folder[-1] == "self" or {"attn", "attention"} & set(words("_".join(folder[-2:-1])))):
+        above = folders.get(folder[:-1], {})
+        beside = [path for path in above.get("o", ()) if not places[path].part.norm] if set(above) <= {"o", ""} else []
+    if not beside:
+        _doubt(
+            guesses,
+            _unknown(guesses, folder),
+            "stands beside query, key and value: the output projection, or another part?",
+        )
+        return []
+    best = min(places[path].part.rank for path in beside)
+    chosen = [path for path in beside if places[path].part.rank == best]
+    matrices = _matrices(guesses, chosen)
+    values = [path for name, paths in found.items() if "v" in name for path in paths if not places[path].part.norm]
+    # Self and cross attention side by side have as many outputs as values.
+    if len(matrices) > 1 and (best > 1 or len(matrices) != len(_matrices(guesses, values))):
+        _doubt(
+            guesses, chosen, f"one of {len(matrices)} that may be the output projection: {', '.join(sorted(matrices))}"
+        )
+        return []
+    return chosen
+
+
+def _matrices(guesses: Guesses, paths: list[Path]) -> set[str]:
+    """The components that hold matrices; a bias may stand beside its own (W_O and b_O)."""
+    most = max((len(guesses.shapes[path]) for path in paths), default=0)
+    return {guesses.places[path].name for path in paths if len(guesses.shapes[path]) == most}
+
+
+def _unknown(guesses: Guesses, folder: Path) -> list[Path]:
+    """Matrices right in the folder whose names say nothing."""
+    near = [path for path in guesses.shapes if path[: len(folder)] == folder and len(path) - len(folder) <= 2]
+    return [
+        path
+        for path in near
+        if len(guesses.shapes[path]) > 1 and path not in guesses.places and not set(path) & set(NAMED)
+    ]
+
+
+def _fused(guesses: Guesses, found: Mapping[str, list[Path]], doubts: dict[Path, str]) -> dict[Path, Slices]:
+    """Slices of every fused parameter of one attention; doubts are added to `doubts`."""
+    shapes, labels = guesses.shapes, {}
+    largest = {name: max((shapes[path] for path in found.get(name, ())), key=len, default=None) for name in ("o", "q")}
+    for name, paths in found.items():
+        if len({CIRCUIT[letter] for letter in name}) < 2:
+            continue
+        paths = [path for path in paths if not guesses.places[path].part.norm]
+        most = max((len(shapes[path]) for path in paths), default=0)
+        kernels = [path for path in paths if len(shapes[path]) == most]
+        letters = {"kv": "kv"}.get(name) or guesses.places[kernels[0]].part.letters if kernels else name
+        for path in kernels:
+            several = layouts(shapes[path], letters, largest["o"], largest["q"])
+            if guesses.places[path].part.rank:  # in_proj: of a state space model it may be as wide as grouped queries
+                several = [slices for slices in several if len({b - a for _, a, b in slices.parts}) == 1]
+            labels |= _settled(guesses, path, several, doubts)
+        for path in (path for path in paths if len(shapes[path]) < most):
+            several = {
+                slices
+                for kernel in kernels
+                if kernel in labels
+                for slices in bias_slices(shapes[path], shapes[kernel], labels[kernel])
+            }
+            labels |= _settled(guesses, path, sorted(several, key=str), doubts)
+    return labels
+
+
+def _settled(guesses: Guesses, path: Path, several: list[Slices], doubts: dict[Path, str]) -> dict[Path, Slices]:
+    """The one reading there is; else a doubt."""
+    shape, part = guesses.shapes[path], guesses.places[path].part
+    if len(several) == 1 and part.interleaved and several[0].parts[0][2] > 1:
+        doubts[path] = (
+            "of this name some models have queries, keys and values head by head (GPT-NeoX, BLOOM, Falcon), others one after "
+            "the other: say which, fused('qkv', axis=..., heads=number of heads) or fused('qkv', axis=...)"
+        )
+        return {}
+    if len(several) == 1:
+        return {path: several[0]}
+    if several:
+        doubts[path] = f"fused, of shape {shape}, in more than one way: {'; '.join(map(str, several))}"
+    else:
+        doubts[path] = f"fused, but no axis of {shape} is queries, keys and values beside the output projection"
+    return {}
+
+
+def _apply(guesses: Guesses, rules: Rules, leaves: Mapping[Path, Any]) -> set[str]:
+    """Overrule guesses by rules; returns the regular expressions that were used."""
+    if not callable(rules) and not isinstance(rules, Mapping):
+        reject("rules", rules, "{regular expression: label} or a function of path and leaf", 'e.g. {"to_qs": "qk"}')
+    compiled = {rule: _compiled(rule) for rule in rules} if isinstance(rules, Mapping) else {}
+    used: set[str] = set()
+    for path, shape in guesses.shapes.items():
+        name = "/".join(path)
+        if isinstance(rules, Mapping):
+            matching = [rule for rule, expression in compiled.items() if expression.search(name)]
+            used |= set(matching)
+            label = rules[matching[0]] if matching else None
+        else:
+            label = rules(name, leaves[path])
+        if label is None:
+            continue
+        if isinstance(label, Fused):
+            label = label.of(shape, name)
+        elif isinstance(label, Slices):
+            label.check(shape, name)
+        elif not isinstance(label, str) or not label:
+            reject(f"the label of {name}", label, 'a string such as "qk", Slices or fused(...)', error=LabelError)
+        guesses.labels[path] = label
+        guesses.doubts.pop(path, None)
+    return used
+
+
+def _compiled(rule: Any) -> re.Pattern[str]:
+    try:
+        return re.compile(rule)
+    except (re.error, TypeError) as error:
+        raise LabelError(
+            f"rules must be regular expressions of paths such as 'layers/0/attn/query', got {rule!r}: {error}"
+        ) from None
+
+
+def shown(guesses: Guesses) -> str:
+    """The tree with what each parameter was taken for, and how to say what it is."""
+    paths = sorted(guesses.shapes, key=lambda path: path not in guesses.doubts)[:_SHOWN]
+    names = {path: "/".join(path) for path in guesses.shapes if path in set(paths)}
+    width = max(map(len, names.values()), default=0)
+    lines = [
+        f"  {name:<{width}}  {'x'.join(map(str, guesses.shapes[path])) or 'scalar':<14} "
+        f"{'?' if path in guesses.doubts else guesses.labels[path]}"
+        for path, name in names.items()
+    ]
+    if len(guesses.shapes) > _SHOWN:
+        lines.append(f"  ... and {len(guesses.shapes) - _SHOWN} more")
+    return (
+        "the parameters, and what they were taken for:\n" + "\n".join(lines) + "\n"
+        "say what they are by regular expressions of these paths, the first that matches holds, or by a function:\n"
+        '  labels = functools.partial(circuit_labels, rules={"Dense_[01]/": "qk", "Dense_[23]/": "ov", "to_all": fused("qkv", '
+        "axis=-1)})\n"
+        '  labels = functools.partial(circuit_labels, rules=lambda path, leaf: "qk" if "score" in path else None)'
+    )

@@ -1,0 +1,190 @@
+"""Along which axis each parameter of attention has its heads, and how many."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from qkdyn.errors import LabelError
+from qkdyn.grouping import CIRCUITS, Label, Path, Shape, stripped
+from qkdyn.naming import Place, place_of, words
+from qkdyn.slices import Slices
+
+
+class HeadAxis(NamedTuple):
+    """The axis of heads, alone or together with their size, and how many heads lie along it."""
+
+    axis: int
+    number: int
+
+
+class Entry(NamedTuple):
+    """One parameter, or one part of a fused one.
+
+    Attributes:
+        path: as the names say it.
+        shape: without an axis of layers.
+        label: the parameter's; `Slices` where it is fused.
+        axis: in `shape`, the fused axis; None where the part has none (left).
+        width: of the widest part that it is fused with.
+        place: which part of attention.
+    """
+
+    path: Path
+    shape: Shape
+    label: Label
+    axis: int | None
+    width: int
+    place: Place | None
+
+    @property
+    def letters(self) -> str:
+        """Of the part; those of one slice of a fused parameter are not told apart."""
+        return self.place.part.letters if self.place else ""
+
+
+def entries_of(
+    paths: Sequence[Path], shapes: Sequence[Shape], labels: Sequence[Label], axes: Sequence[int | None]
+) -> list[Entry]:
+    """Entries of all parts; see `Entry`."""
+    every = set(paths)
+    own = {path: place_of(stripped(path, every)) for path in every}
+    return [
+        Entry(
+            path,
+            shape,
+            label,
+            axis,
+            max(b - a for _, a, b in label.parts) * label.repeats if isinstance(label, Slices) else 0,
+            own[path],
+        )
+        for path, shape, label, axis in zip(paths, shapes, labels, axes, strict=True)
+    ]
+
+
+def head_axes_of(
+    entries: Sequence[Entry], heads: int, wanted: Sequence[int], given: Mapping[str, int]
+) -> dict[int, HeadAxis | None]:
+    """The axis of heads of the entries `wanted`.
+
+    Args:
+        entries: of the whole model.
+        heads: number of query heads.
+        wanted: indices of entries.
+        given: {regular expression: axis} of those that a caller knows better.
+
+    Returns:
+        None for what belongs to no head: biases of the output, normalizations.
+
+    Raises:
+        LabelError: names and shapes do not show it, or it does not hold so many heads.
+    """
+    groups: dict[Path, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        if entry.place:
+            groups[_folder(entry)].append(entry)
+    found = {}
+    for i in wanted:
+        entry = entries[i]
+        axis = next((axis for rule, axis in given.items() if re.search(rule, "/".join(entry.path))), None)
+        if axis is not None and -len(entry.shape) <= axis < len(entry.shape):
+            length = entry.shape[axis]
+            found[i] = HeadAxis(axis % len(entry.shape), heads if length % heads == 0 else length)
+        else:
+            found[i] = _axis(entry, groups[_folder(entry)] if entry.place else [], heads)
+        at = found[i]
+        if at and (heads % at.number or entry.shape[at.axis] % at.number):
+            _fail(entry, heads)
+    return found
+
+
+def _folder(entry: Entry) -> Path:
+    folder = entry.place.folder if entry.place else ()
+    return folder[:-1] if set(folder[-1:]) & set(CIRCUITS) else folder
+
+
+def _axis(entry: Entry, group: list[Entry], heads: int) -> HeadAxis | None:
+    shape, letters = entry.shape, entry.letters
+    if entry.place and entry.place.part.norm:
+        return None
+    if entry.axis is not None:
+        return _counted(entry, entry.axis, entry.width, heads)
+    kind = [other for other in group if other.letters == letters and not (other.place and other.place.part.norm)]
+    most = max((len(other.shape) for other in kind), default=len(shape))
+    if letters == "o":
+        if len(shape) < most or len(shape) == 1:
+            return None
+        if len(shape) == 2:
+            return _counted(entry, 1 - _outward(entry, group, heads), 0, heads)
+        return HeadAxis(_one_of(entry, (0, 1), heads, usual=0), heads)
+    if letters in ("qk", "ov", "") or len(shape) > 3:
+        _fail(entry, heads)
+    query = next(
+        (e for e in group if e.letters == "q" and len(e.shape) == len(shape) and e.path[-1:] == entry.path[-1:]), entry
+    )
+    query = query if letters in ("k", "v") else entry
+    # A kernel and its bias, with heads and their size as one axis or as two.
+    split = most == 3
+    if split:
+        axis = _one_of(query, (1, 0) if len(shape) == 3 else (0,), heads, usual=1 if "kernel" in entry.path else None)
+        return HeadAxis(axis, shape[axis])
+    if letters == "v":
+        key = next((e for e in group if e.letters == "k" and len(e.shape) == len(shape)), None)
+        count = _axis(key, group, heads) if key else None
+        axis = 0 if len(shape) == 1 else _outward(query, group, heads)
+        return HeadAxis(axis, count.number) if count else _counted(entry, axis, 0, heads)
+    axis = 0 if len(shape) == 1 else _outward(query, group, heads)
+    return _counted(entry, axis, query.shape[axis], heads)
+
+
+def _counted(entry: Entry, axis: int, width: int, heads: int) -> HeadAxis:
+    """Heads along an axis on which `heads` heads would be `width` wide; 0 if it holds all of them."""
+    width = width or entry.shape[axis]
+    if width % heads or entry.shape[axis] % (width // heads):
+        _fail(entry, heads)
+    return HeadAxis(axis, entry.shape[axis] // (width // heads))
+
+
+def _one_of(entry: Entry, axes: Sequence[int], heads: int, usual: int | None) -> int:
+    possible = [axis for axis in axes if entry.shape[axis] == heads]
+    if usual in possible:
+        return usual  # pyright: ignore[reportReturnType]
+    if len(possible) != 1:
+        _fail(entry, heads)
+    return possible[0]
+
+
+def _outward(entry: Entry, group: list[Entry], heads: int) -> int:
+    """Of the matrices of an attention, which axis is the output: by fused ones, grouped keys, biases, or the leaf's name."""
+    for other in group:
+        if isinstance(other.label, Slices) and other.axis is not None and len(other.shape) == 2:
+            return other.axis
+    matrices = {e.letters: e.shape for e in group if len(e.shape) == 2 and e.letters in ("q", "k", "v")}
+    query = matrices.get("q")
+    for shape in matrices.values():
+        differ = [axis for axis in (0, 1) if query and shape[axis] != query[axis]]
+        if len(differ) == 1:
+            return differ[0]
+    bias = next(
+        (e.shape[0] for e in group if len(e.shape) == 1 and e.letters == "q" and not (e.place and e.place.part.norm)),
+        None,
+    )
+    if query and bias is not None and query[0] != query[1] and bias in query:
+        return query.index(bias)
+    last = words("_".join(entry.path[-2:] if entry.path[-1:] == ("value",) else entry.path[-1:]))
+    if "kernel" in last:
+        return 1
+    if "weight" in last:
+        return 0
+    possible = [axis for axis in (0, 1) if query and query[axis] % heads == 0]
+    if len(possible) == 1:
+        return possible[0]
+    _fail(entry, heads)
+
+
+def _fail(entry: Entry, heads: int) -> NoReturn:
+    path = "/".join(entry.path)
+    raise LabelError(
+        f"which axis of {path} (shape {entry.shape} of one layer) holds {heads} heads cannot be told; say it, counted without "
+        f"an axis of layers, by head_axes={{{'/'.join(entry.path[-2:])!r}: 0}}, or give as many multipliers as there are heads"
+    )

@@ -1,0 +1,68 @@
+"""`circuit_labels`: which leaves of a tree of parameters are which circuit, for any model."""
+
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from qkdyn.errors import LabelError
+from qkdyn.grouping import CIRCUITS, NAMED, Label, Path, Rules, label_paths
+from qkdyn.slices import Fused, Slices, fused
+
+__all__ = ["CIRCUITS", "NAMED", "Fused", "Label", "Path", "Rules", "Slices", "circuit_labels", "fused", "paths_of"]
+
+
+def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
+    """Label every leaf by the circuit it belongs to, found by structure and names.
+
+    Query and key are "qk", value and output "ov", everything else "rest". Known are the names of Flax Linen and NNX, Equinox
+    and the usual others (q_proj, query, wq, W_Q, to_q, ...); an output projection counts beside query, key and value alone,
+    since an MLP's may be called alike. A leaf that fuses several (c_attn, qkv, in_proj) gets `Slices`, along the axis that
+    shapes single out. Normalizations of queries and keys are "qk". A key "qk", "ov", "rest", "embed", "mlp" or "head" above
+    a leaf names it as it says.
+
+    Args:
+        params: any pytree of arrays (or of shapes): Linen's variables["params"], `nnx.state(model, nnx.Param)` or the NNX
+            module, `eqx.filter(model, eqx.is_inexact_array)`, dicts, lists, dataclasses; leading axes of layers or seeds may
+            be there. The labels depend on paths and shapes alone, so they are the same for parameters, gradients and updates,
+            for a fresh model and for given weights.
+        rules: see `qkdyn.grouping.label_paths`; e.g. {"query_key_value": fused("qkv", axis=-1, heads=12)}.
+
+    Returns:
+        A tree of the same structure with a string or `Slices` at every leaf.
+
+    Raises:
+        LabelError: no attention, a doubt, or slices that do not divide their axis; the message shows the tree with its
+            guesses and how to name them.
+    """
+    params = _arrays(params)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(params)
+    paths = [_names(path) for path, _ in leaves]
+    shapes = {path: _shape(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)}
+    labels = label_paths(shapes, rules, {path: leaf for path, (_, leaf) in zip(paths, leaves, strict=True)})
+    return jax.tree.unflatten(structure, [labels[path] for path in paths])
+
+
+def paths_of(tree: Any) -> list[Path]:
+    """The components of every leaf's path."""
+    return [_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def _arrays(params: Any) -> Any:
+    """The parameters of an NNX module; every other tree as it is."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(params, nnx.Module):
+        return nnx.state(params, nnx.Param)
+    return params
+
+
+def _names(path: tuple[Any, ...]) -> Path:
+    return tuple(jax.tree_util.keystr((part,), simple=True) for part in path)
+
+
+def _shape(path: Path, leaf: Any) -> tuple[int, ...]:
+    try:
+        return tuple(np.shape(leaf))
+    except ValueError:
+        raise LabelError(f"{'/'.join(path)} is no array: {leaf!r:.200}") from None
