@@ -159,7 +159,7 @@ def _flow(
     scale = check_positive("scale", scale, least=1e-75, most=1e75)
     # Entered outside the jitted function and left after it: the caller's own float32 programs never notice.
     with jax.enable_x64(True):
-        start = _check_start(design, initial)
+        start = check_start(design, initial)
         loss, descent = (float(part) for part in _start(start, design, rates, scale))
         if not 0 < descent < np.inf:
             what = "is a stationary point" if descent == 0 else "or the rates are beyond float64's reach"
@@ -178,7 +178,7 @@ def _flow(
     return MatrixTrajectory(t=t if by_loss else where, params=params, **measured)
 
 
-def _check_start(design: Any, initial: Any) -> Params:
+def check_start(design: Any, initial: Any) -> Params:
     """`initial` in float64 and without background part, or InputError."""
     if not isinstance(design, Design):
         reject("design", design, "a Design", "e.g. Population(m=2, n=2, b=2, M=3).enumerated()")
@@ -211,7 +211,7 @@ def _start(params: Params, design: Design, rates: dict, scale: Float[Array, ""])
     return loss, _descent(gradient, rates)
 
 
-class _ByMatrix(diffrax.PIDController):
+class ByMatrix(diffrax.PIDController):
     """Errors relative to the norm of each matrix: entries that are zero but for rounding have no relative error."""
 
     def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
@@ -249,7 +249,7 @@ def _solve(
     """(s reached, (params, t), measurements, success) at every s of `where`; `first` is the first step to try."""
     # Interpolation is less accurate than a step, so steps end exactly where a state is asked for.
     controller = diffrax.ClipStepSizeController(
-        _ByMatrix(rtol=RTOL, atol=1e-100), step_ts=where, store_rejected_steps=None
+        ByMatrix(rtol=RTOL, atol=1e-100), step_ts=where, store_rejected_steps=None
     )
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(_velocity),
@@ -266,11 +266,12 @@ def _solve(
     )
     (states, _), (_, reached) = jax.tree.map(jnp.asarray, (solution.ys, solution.ts))
     # One time after another: attention of all sequences at all times would not fit.
-    measured = jax.lax.map(lambda params: _measure(params, design, scale), states[0])
+    measured = jax.lax.map(lambda params: measure(params, design, scale), states[0])
     return reached[0], states, measured, solution.result == diffrax.RESULTS.successful
 
 
-def _measure(params: Params, design: Design, scale: Array) -> dict[str, Array]:
+def measure(params: Params, design: Design, scale: Array) -> dict[str, Array]:
+    """Loss, mean attention on class tokens, and where both circuits stand: the fields of `MatrixTrajectory`."""
     flat = collapse(params)
     _, attention = forward(flat, jnp.asarray(design.X)[:, None], jnp.asarray(design.x_T), scale=scale)
     own = (attention @ jnp.asarray(design.own, attention.dtype)).mean(-1)
