@@ -55,13 +55,12 @@ def row_measures(
         InputError: shapes or types that do not fit, a k that is not from 1 to the number of keys; outside jit also maps
             that are negative, not finite or do not sum to 1.
     """
+    _check_map("attention", attention)
     return _rows("attention", attention, mask, relevant, k)[0]
 
 
 def _rows(name: str, attention: Any, mask: Any, relevant: Any, k: Any) -> tuple[dict[str, Array], Array]:
     """The measures of every query, and which queries may attend to something."""
-    if getattr(attention, "ndim", 0) < 2 or not jnp.issubdtype(attention.dtype, jnp.floating):
-        reject(name, attention, "a floating array (..., queries, keys)")
     ks = _numbers(k, attention.shape[-1])
     mask = _placed("mask", mask, attention.shape, boolean=True)
     share = _placed("relevant", relevant, attention.shape)
@@ -120,10 +119,11 @@ def measure(
         told, seen, chosen = (
             _of(layer, name, given) for name, given in (("mask", mask), ("relevant", relevant), ("queries", queries))
         )
-        axis = _head_axis(layer, np.shape(attention), head_axis)
+        _check_map(f"maps[{layer!r}]", attention)
+        axis = _head_axis(layer, attention.shape, head_axis)
+        chosen = _placed("queries", chosen, attention.shape[:-1], boolean=True)
         rows, counted = _rows(f"maps[{layer!r}]", attention, told, seen, k)
-        if chosen is not None:
-            counted = counted & _placed("queries", chosen, counted.shape, boolean=True)
+        counted = counted if chosen is None else counted & chosen
         means = tuple(i for i in range(counted.ndim) if i != axis)
         number = counted.sum(means)
         values[layer] = {
@@ -141,7 +141,7 @@ def _of(layer: str, name: str, given: Any) -> Any:
 
 
 def _head_axis(layer: str, shape: tuple[int, ...], axis: int | None) -> int | None:
-    if axis is None or len(shape) < 2:
+    if axis is None:
         return None
     if not -len(shape) <= axis < len(shape) or axis % len(shape) >= len(shape) - 2:
         do = "head_axis=None where maps have no axis of heads"
@@ -181,6 +181,11 @@ def _placed(name: str, values: Any, shape: tuple[int, ...], boolean: bool = Fals
 def _slack(dtype: Any) -> float:
     """By how much a row may miss a sum of one."""
     return max(ROUNDING, 4 * float(jnp.finfo(dtype).eps))
+
+
+def _check_map(name: str, attention: Any) -> None:
+    if getattr(attention, "ndim", 0) < 2 or not jnp.issubdtype(attention.dtype, jnp.floating):
+        reject(name, attention, "a floating array (..., queries, keys)")
 
 
 def _check_sums(name: str, attention: Any, mask: Any) -> None:

@@ -8,7 +8,7 @@ import optax
 import pytest
 import xarray as xr
 
-from helpers import compilations, quick
+from helpers import QUICK, compilations, quick
 from qkdyn import observe
 from qkdyn.errors import InputError, OutputWarning
 from qkdyn.results import load_dataset, save_dataset
@@ -86,19 +86,14 @@ def test_a_full_buffer_replaces_the_oldest_and_says_so(filled):
         told(filled(6), seen=1)
 
 
-def attention_model():
-    attention = nn.MultiHeadDotProductAttention(2)
-    return attention, lambda params: attention.apply(params, X, sow_weights=True, mutable=["intermediates"])
-
-
 @pytest.fixture(scope="module")
 def training():
-    """(parameters, watched loop of `length` steps, one step by itself and what it measures)."""
-    attention, apply = attention_model()
-    optimizer = optax.sgd(3.0)
+    """(state, watched loop of six steps, one step by itself with its maps)."""
+    attention = nn.MultiHeadDotProductAttention(2)
+    optimizer = optax.sgd(0.1)
 
     def loss(params):
-        output, variables = apply(params)
+        output, variables = attention.apply(params, X, sow_weights=True, mutable=["intermediates"])
         return (output**2).mean(), observe.sown(variables)
 
     def update(state):
@@ -123,7 +118,7 @@ def test_training_is_recorded_without_a_round_trip(training):
     state, loop, update = training
     like = jax.eval_shape(lambda state: observe.measure(update(state)[1]), state)
     # Nothing in the program calls the host.
-    program = jax.jit(loop)
+    program = jax.jit(loop, compiler_options=QUICK)
     records = observe.start(4, like)
     assert "callback" not in str(jax.make_jaxpr(loop)(state, records, 0))
     arguments = jax.device_put((state, records, jnp.int32(0), jnp.int32(6)))
@@ -133,7 +128,7 @@ def test_training_is_recorded_without_a_round_trip(training):
             _, records = program(*first, arguments[3])
     assert len([line for line in compiled if "loop" in line]) == 1
     # Against single steps, measured outside jit.
-    one, expected = jax.jit(update), {}
+    one, expected = jax.jit(update, compiler_options=QUICK), {}
     for step in range(12):
         state, maps = one(state)
         if step % 3 == 0:
