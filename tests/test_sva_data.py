@@ -1,10 +1,12 @@
 """Sentences as a recipe has them: recipes, repetitions, mixes, splits, where subjects and attractors are."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from experiments import table1_sva
 from experiments.text import sva_data
 from experiments.text.recipe import Recipe
 from experiments.text.sva_recipe import SvaRecipe
@@ -83,8 +85,52 @@ def test_the_natural_mix_is_learned_from_and_chosen_by_and_all_sources_are_measu
 
 def test_no_sentence_of_the_mix_is_an_error(folder, tmp_path):
     (tmp_path / "sentences.tsv").write_text((folder / "sentences.tsv").read_text().replace("val\t", "other\t"))
-    with pytest.raises(DataError, match="no sentence to learn from of source 'val'"):
+    with pytest.raises(DataError, match="of source val or agr_50_mostcommon_10K, .* --protocol controlled_all") as told:
         SVA.load(replace(RECIPE, mix="natural"), tmp_path)
+    name = re.search("--protocol ([a-z_]+)", str(told.value))
+    assert name is not None and table1_sva.PROTOCOLS[name[1]].trained.recipe.mix == "all"
+
+
+# The columns of the published file, in its order.
+UPSTREAM = "sentence orig_sentence pos_sentence subj verb subj_pos has_rel has_nsubj verb_pos subj_index verb_index "
+UPSTREAM += "n_intervening last_intervening n_diff_intervening distance max_depth all_nouns nouns_up_to_verb"
+
+
+@pytest.fixture
+def upstream(tmp_path):
+    """The same sentences as the published file has them, with one whose subject comes after its verb."""
+    lines = [UPSTREAM.replace(" ", "\t")]
+    for _, words, label, subject, attractors in preambles():
+        verb = "is" if label == "VBZ" else "are"
+        tags = ["CD", "DT", "NN" if label == "VBZ" else "NNS", "IN", "DT"]
+        tags += ["NNS" if words[-1].endswith("s") else "NN", label, "."]
+        fields = dict.fromkeys(UPSTREAM.split(), "0")
+        fields |= {
+            "sentence": "rare words",
+            "orig_sentence": " ".join([*words, verb, "."]),
+            "pos_sentence": " ".join(tags),
+        }
+        fields |= {"verb_pos": label, "subj_index": str(subject), "verb_index": str(len(words) + 1)}
+        lines.append("\t".join((fields | {"n_diff_intervening": str(attractors)}).values()))
+    fields |= {"orig_sentence": "there are keys", "pos_sentence": "EX VBP NNS", "subj_index": "3", "verb_index": "2"}
+    lines.append("\t".join((fields | {"verb_pos": "VBP"}).values()))
+    (tmp_path / "agr_50_mostcommon_10K.tsv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("protocol", ["controlled", "controlled_all"])
+def test_the_published_file_is_itself_the_natural_mix(upstream, protocol):
+    recipe = replace(table1_sva.PROTOCOLS[protocol].trained.recipe, n_ctx=16, positions=17)
+    data = SVA.load(recipe, upstream)
+    # All that have a beginning before the verb are learned from, and all are chosen by.
+    assert len(data.train) + len(data.validation) + len(data.test) == 400
+    assert list(data.sha256) == ["agr_50_mostcommon_10K.tsv"]
+    for split in ("validation", "test"):
+        own = data.agreement[split]
+        assert own.natural.all() and own.chosen.all() and own.known.all()
+        assert (own.places[:, 1].sum(1) == own.attractors).all() and set(own.attractors) == {0, 1}
+    # The verb is not seen: six words and the query token.
+    assert (data.test.length == 7).all()
 
 
 def test_whole_sentences_are_split_as_published_where_the_published_file_is(folder, monkeypatch):

@@ -13,7 +13,7 @@ from qkdyn.readings.agreement import Agreement, simple_rules
 from qkdyn.text.catalogue import PREAMBLES
 from qkdyn.text.cleaning import clean
 from qkdyn.text.encoded import Encoded
-from qkdyn.text.sources import checksums, data_folder, find, sha256
+from qkdyn.text.sources import checksums, data_folder, find, sha256, source
 from qkdyn.text.sva import (
     PUBLISHED_ROWS,
     Sentence,
@@ -30,7 +30,9 @@ from qkdyn.text.sva import (
 )
 from qkdyn.text.vocabulary import Vocabulary, word_vocabulary, wordpiece
 
-NATURAL = "val"
+# Sources of sentences that stand for the language as it is: those that are said to, and the published file, which has no
+# column of sources and is itself the sentences as they come.
+NATURAL = ("val", source("sva").files[0].name.split(".")[0])
 # Of the published split, which has no validation: the rows that the published measures were read on, and the next ones.
 PUBLISHED_TEST, PUBLISHED_VALIDATION = 480_000, 20_000
 
@@ -53,9 +55,12 @@ def load(recipe: SvaRecipe, option: Path | None, *, limit: int | None = None) ->
     if preambles and (own := _preambles(folder)):
         sums = {PREAMBLES: sha256(own)}
     splits, notes = split(read_sva(folder, "preamble" if preambles else "full"), recipe)
-    mixed = tuple(s for s in splits.train if recipe.mix == "all" or s.source == NATURAL)
+    mixed = tuple(s for s in splits.train if recipe.mix == "all" or s.source in NATURAL)
     if not mixed:
-        raise DataError(f"{folder} has no sentence to learn from of source {NATURAL!r}; take mix all")
+        raise DataError(
+            f"{folder} has no sentence to learn from of source {' or '.join(NATURAL)}, those as they come; take --protocol "
+            "controlled_all, which learns from all sources"
+        )
     numbers = noun_numbers(splits.train)
     splits = splits._replace(train=mixed)
     cleaning = None
@@ -145,7 +150,7 @@ def _agreement(
     places = dict(zip(map(id, sentences), where, strict=True))
     tokens = [encoded(sentences, _subject), encoded(sentences, lambda s: places[id(s)] or ())]
     reach = data.length if recipe.mask_padding else np.full(len(data), data.n_ctx)
-    natural = np.array([sentence.source == NATURAL for sentence in sentences])
+    natural = np.array([sentence.source in NATURAL for sentence in sentences])
     return Agreement(
         label=data.label,
         attractors=np.array([-1 if s.attractors is None else s.attractors for s in sentences]),

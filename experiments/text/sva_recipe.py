@@ -13,8 +13,8 @@ class SvaRecipe(Recipe):
 
     Attributes:
         rows: whole sentences, or preambles: the words before the verb.
-        mix: sentences to learn from: all, or natural, those of source `val`. Validation and test are of all sources; epochs
-            are chosen by the validation sentences of the mix.
+        mix: sentences to learn from: all, or natural, those of source `val` and all of the published file. Validation and
+            test are of all sources; epochs are chosen by the validation sentences of the mix.
         relevant: the subject, or subject_and_verb (as published).
         split: by a hash of the sentence; or published, where the file is the published one (else by hash, and a note says so).
         outputs: of the head; the published one has a third class that never occurs.
