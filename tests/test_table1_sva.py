@@ -1,6 +1,7 @@
 """Table 1 on subject-verb agreement: protocols, tables by attractors, published numbers, verdict, the command."""
 
 import copy
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 
 import made_records
 from experiments import table1_sva as table1
-from experiments.text import command, sva_arms, sva_published, sva_tables, sva_verdict
+from experiments.text import command, sva_arms, sva_closely, sva_published, sva_tables, sva_verdict
 from experiments.text.arms import Comparison, Protocol
 from experiments.text.recipe import TextArm
 from experiments.text.task import SVA
 from qkdyn import results
 from qkdyn.config import main_guard
+from qkdyn.figures import sva as figures
 from qkdyn.figures.sva import draw_agreement, draw_first_head, draw_heads
+from qkdyn.figures.text_records import value_of
 
 SEEDS = (1, 2, 3)
 
@@ -113,6 +116,12 @@ def test_agreement_is_pooled_by_sentences_and_masses_by_those_whose_attractors_a
     assert better["change_mean"] == pytest.approx(0.05 * 2) and better["change_low"] > 0.0999
     assert own.loc[("qk100", "accuracy", "VBP", "1"), "mean"] == pytest.approx(0.92 - 0.05 - 0.02)
     assert own.loc[("qk100", "accuracy", "both", "all"), "sentences"] == 15
+    # VBZ: three of one attractor, two of four; VBP: one of one, one of two; as many sentences as the rarer has.
+    balanced = own.loc[("baseline", "accuracy", "balanced", "1+")]
+    assert balanced["mean"] == pytest.approx((0.92 - 0.1 * 11 / 5 + 0.9 - 0.1 * 3 / 2) / 2)
+    assert balanced["sentences"] == 2
+    assert balanced["rule_inverse"] == pytest.approx(0.2 + 0.15 * (11 / 5 + 3 / 2) / 2)
+    assert ("baseline", "accuracy", "balanced", "2") not in own.index
     heads = sva_tables.heads_frame(controlled[0])
     heads = (
         heads.loc[(heads["reading"] == "end") & (heads["attractors"] == "1+")]
@@ -134,6 +143,13 @@ def test_quantities_by_attractors_are_in_the_tables_and_in_the_factorial(control
     assert effects["end", "test", "accuracy@1+", "alone", "qk100"] == pytest.approx(0.1)
     assert effects["end", "test", "accuracy@1+", "alone", "embed100"] == pytest.approx(0)
     assert "accuracy@1+_change" in frames["table"] and "published" not in frames
+    # Half of what QK adds to VBZ, of 11/5 attractors on average, and of what it adds to VBP, of 3/2.
+    assert effects["end", "test", "accuracy@1+:balanced", "alone", "qk100"] == pytest.approx(0.05 * (2.2 + 1.5) / 2)
+    for label, number in (("VBZ", 4), ("VBP", 2)):
+        line = long.loc[("dose", "qk100", "end", "test", f"accuracy@{number}:{label}")]
+        assert line["change_mean"] == pytest.approx(0.05 * number)
+    assert ("dose", "qk100", "end", "test", "accuracy@2:balanced") not in long.index
+    assert {"accuracy@0:balanced", "accuracy@1+:balanced", "accuracy@1+:VBZ"} <= set(frames["table"])
 
 
 def test_a_diverged_run_is_left_out_everywhere(controlled):
@@ -151,14 +167,31 @@ def test_a_diverged_run_is_left_out_everywhere(controlled):
     assert draw_first_head(shown) is None
 
 
-def test_curves_are_those_of_the_records(controlled, coded):
+def test_the_mean_of_two_labels_does_not_move_with_how_many_there_are_of_either():
+    cells = [(0, "VBZ", 30, 0.9), (0, "VBP", 10, 0.5), (0, "both", 40, 0.8), (1, "VBZ", 10, 0.8), (1, "both", 10, 0.8)]
+    lines = [{"attractors": k, "label": label, "n": n, "accuracy": own} for k, label, n, own in cells]
+    known = {"agreement": lines, "accuracy": 0.1}
+    assert value_of(known, "accuracy@0") == 0.8 and value_of(known, "accuracy") == 0.1
+    assert value_of(known, "accuracy@0:VBP") == 0.5 and value_of(known, "accuracy@0:balanced") == pytest.approx(0.7)
+    assert value_of(known, "accuracy@all:balanced") == pytest.approx((0.875 + 0.5) / 2)
+    assert value_of(known, "accuracy@1:balanced") is None and value_of(known, "accuracy@1:VBZ") == 0.8
+
+
+def test_curves_are_those_of_the_records(controlled, coded, monkeypatch):
     base = controlled[0][0]
+    few = draw_agreement([("factorial", [base])])
+    assert np.isnan(few.axes[0].lines[0].get_ydata()).all() and np.isnan(few.axes[1].lines[-1].get_ydata()).all()
+    monkeypatch.setattr(figures, "FEWEST", 2)
     figure = draw_agreement([("factorial", [base])])
-    line = figure.axes[0].lines[0].get_ydata()
-    # Accuracy of 0 to 4 attractors, a seventh or a quarter of them VBP; the mean of seeds 1, 2 and 3.
-    np.testing.assert_allclose(line[:2], [0.92 - 0.02, 0.82 - 0.02], atol=0.021)
-    assert np.isnan(line[5]) and np.isfinite(line[4])
-    np.testing.assert_allclose(figure.axes[2].lines[0].get_ydata()[:3], [0, 0.3, 0.3])
+    balanced, singular, plural = (axes.lines[0].get_ydata() for axes in figure.axes[:3])
+    # The mean of seeds 1, 2 and 3; VBP is 0.02 below VBZ, and of one attractor there is but one.
+    assert balanced[0] == pytest.approx(0.91) and np.isnan(balanced[1:]).all()
+    np.testing.assert_allclose(singular, [0.92, 0.82, np.nan, np.nan, 0.52, np.nan])
+    np.testing.assert_allclose(plural, [0.9, *[np.nan] * 5])
+    # The commonest label, the subject's own number and the last noun's opposite beside them, of the same sentences.
+    rule = figure.axes[1].lines[-1].get_ydata()
+    np.testing.assert_allclose(rule, [0.2, 0.35, np.nan, np.nan, 0.8, np.nan])
+    np.testing.assert_allclose(figure.axes[4].lines[0].get_ydata()[:3], [0, 0.3, 0.3])
     first = draw_first_head(coded[0])
     assert first is not None and len(first.axes) == 2
 
@@ -206,7 +239,46 @@ def test_printed_numbers_stand_beside_ours_of_other_sentences(coded):
 # The verdict.
 
 
-def test_the_verdict_says_what_the_intervals_say(controlled):
+def test_answering_one_label_more_often_is_not_being_right_more_often(controlled):
+    base = next(record for record in controlled[0] if record["arm"]["name"] == "baseline")
+    biased = copy.deepcopy(base)
+    for own, more in zip(biased["runs"], (0.09, 0.1, 0.11), strict=True):
+        for line in own["end"]["test"]["agreement"]:
+            if line["attractors"] and line["accuracy"] is not None:
+                # Pooled, they are right more often: there are more of VBP.
+                line["accuracy"] += {"VBZ": -more, "VBP": 0.2 - more, "both": 0.05}[line["label"]]
+    said = sva_verdict.helped(biased, base)
+    assert "no more or less often right that could be told" in said
+    assert "but VBZ less often right and VBP more often: VBP is answered more" in said
+    assert "pooled +0.0500 [0.0500, 0.0500]" in said and "VBZ -0.100 [-0.125, -0.075], VBP +0.100" in said
+    assert "VBP less often right and" not in said and "VBZ is answered more" in sva_verdict.helped(base, biased)
+
+
+def test_accuracy_by_attractors_is_balanced_and_by_label(controlled, monkeypatch):
+    records, protocol = controlled
+    text = sva_verdict.verdict(records, protocol, "controlled")
+    # Ten sentences of a label are too many to ask of these.
+    assert "fewer than" not in text and "by label, from none up: pooled 0.920" in text
+    monkeypatch.setattr(sva_closely, "FEWEST", 2)
+    text = sva_verdict.verdict(records, protocol, "controlled")
+    assert "between subject and verb (0; of 1, 2 and 4 one label has fewer than 2 sentences): 0.910" in text
+    assert (
+        "VBZ 0.920 [0.895, 0.945], 0.820 [0.795, 0.845], 0.520 [0.495, 0.545] (of 6, 3, 2 sentences); VBP 0.900" in text
+    )
+    assert "QK x100 beside the baseline, accuracy for 0: balanced +0.0000" in text.replace("-0.0000", "+0.0000")
+
+
+def test_masses_are_said_to_be_of_the_sentences_whose_nouns_have_known_places(controlled):
+    records, protocol = controlled
+    text = sva_verdict.verdict(records, protocol, "controlled")
+    # Of two of one attractor and of one of two it is known, of seven.
+    short = text.splitlines()[2]
+    assert "in these sentences (3 of 7: those of which it is known where the nouns stand)?" in short
+    assert "entropy of all sentences" in short and "single heads in sentences with attractors (3 of 7:" in text
+
+
+def test_the_verdict_says_what_the_intervals_say(controlled, monkeypatch):
+    monkeypatch.setattr(sva_closely, "FEWEST", 1)
     records, protocol = controlled
     found = {record["arm"]["name"]: record for record in records}
     base, qk = found["baseline"], found["qk100"]
@@ -214,14 +286,16 @@ def test_the_verdict_says_what_the_intervals_say(controlled):
     assert "less often right, gaining less with them than without" in sva_verdict.helped(base, qk)
     easy = copy.deepcopy(qk)
     for own in easy["runs"]:
-        own["end"]["test"]["agreement"][2]["accuracy"] += 0.3
+        for line in own["end"]["test"]["agreement"][:3]:
+            line["accuracy"] += 0.3
     assert "more often right, gaining less with them than without" in sva_verdict.helped(easy, base)
     assert sva_verdict.helped(base, base).count("that could be told") == 2
     assert sva_verdict.where_to(base).endswith("favours attractors over the subject")
     assert sva_verdict.where_to(qk).endswith("favours the subject over attractors")
     assert "0.100 [0.100, 0.100] on attractors (uniform 0.100)" in sva_verdict.where_to(qk)
     said = sva_verdict.verdict(records, protocol, "controlled")
-    assert "above inverting the last noun (0.500), below the subject's own number (0.800)" in said
+    assert "With one or more it is 0.725" in said
+    assert re.search(r"above inverting the last noun \(0.47.\), below the subject's own number \(0.80.\)", said)
     assert "that most on the subject has 0.700" in said and "QK x100 and nothing else" in said
     assert "embeddings x100" in said and "posts" not in said.replace("made posts", "")
     one = [record | {"runs": record["runs"][:1]} for record in (base, qk)]

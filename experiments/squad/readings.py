@@ -10,7 +10,7 @@ from experiments.squad.arms import Protocol
 from experiments.text.readings import FAITHFUL, PREDICTION, RELEVANT, SHARPER, Quantity, Record
 
 # After the last epoch; after the epoch of best F1 on the selection split, as published; where the training loss passes a
-# level that all arms of a comparison reach (on the selection split, which is read after each epoch).
+# level that both arms of a pair reach (on the selection split, which is read after each epoch).
 READINGS = ("end", "best", "matched")
 SPLITS = {"end": ("train", "selection", "dev"), "best": ("train", "selection", "dev"), "matched": ("selection",)}
 

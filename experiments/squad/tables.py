@@ -12,7 +12,7 @@ from experiments.squad.arms import Protocol
 from experiments.squad.published import compared_frame
 from experiments.squad.readings import NAMED, QUANTITIES, READINGS, SPLITS, by_arm
 from experiments.text.arms import Comparison
-from experiments.text.readings import Record, matched_level, values
+from experiments.text.readings import Record, levels, values
 from qkdyn.figures.squad import WHEN
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import paired_difference
@@ -62,15 +62,16 @@ def summary_frame(arms: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
     """One row for each comparison, arm, reading, split and quantity.
 
     Mean, standard deviation and 95% interval (Student, over `seeds` runs), what uniform attention would give, and the mean
-    difference from the comparison's first arm, paired by seed, with its interval.
+    difference from the comparison's first arm, paired by seed, with its interval. Under "matched" an arm is read at the
+    `loss_level` that it and the first arm reach, and the first arm has rows for each of these levels.
     """
     heads: list[dict[str, Any]] = []
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for comparison, there in compared(arms, protocol):
-        level = matched_level(there)
         first = there[0] if there[0]["arm"]["name"] == comparison.arms[0] else None
         for record, reading in product(there, READINGS):
-            for split, quantity in ((split, quantity) for split in SPLITS[reading] for quantity in QUANTITIES):
+            at = levels(record, first, there) if reading == "matched" else [np.nan]
+            for level, split, quantity in product(at, SPLITS[reading], QUANTITIES):
                 own = values(record, reading, split, quantity.name, level)
                 if not np.isfinite(own).any():
                     continue
@@ -78,7 +79,7 @@ def summary_frame(arms: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
                 if first is not None and first is not record:
                     theirs = values(first, reading, split, quantity.name, level)
                 head = {"comparison": comparison.name, "arm": record["arm"]["name"], "reading": reading, "split": split}
-                head |= {"loss_level": level if reading == "matched" else np.nan, "claim": quantity.claim}
+                head |= {"loss_level": level, "claim": quantity.claim}
                 head |= {"quantity": quantity.name, "uniform": uniform(record, reading, split, quantity.name)}
                 heads.append(head)
                 found.append((own, theirs))

@@ -22,13 +22,14 @@ def effects_frame(
     Kinds: total, all factors against none; alone, a factor against none; last, all against all but it; main, the mean over
     the others' levels; interaction, of two, half of what one changes in the effect of the other; share, a part of the
     total: the mean of what a factor adds, over all orders in which they may be added (Shapley), which sum to it. All of them
-    are differences within a seed, over the same seeds: those of which every arm has a value. Empty unless every arm of the
-    factorial is there.
+    are differences within a seed, over the same seeds: those of which every arm has a value. Under "matched" all arms of the
+    factorial are read at one `loss_level`, which the slowest run of any of them sets: an effect is of all cells together.
+    Empty unless every arm of the factorial is there.
     """
     found = {record["arm"]["name"]: record for record in records}
     if any(name not in found for name in comparison.arms):
         return pd.DataFrame()
-    level, names = matched_level(records), comparison.factors
+    level, names = matched_level([found[name] for name in comparison.arms]), comparison.factors
     cases = list(product(READINGS, ("validation", "test"), quantities))
     results = np.stack(
         [
@@ -41,6 +42,7 @@ def effects_frame(
     rows = []
     for i, (reading, split, quantity) in enumerate(cases):
         head = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
+        head["loss_level"] = level if reading == "matched" else np.nan
         for kind, factor, interval in lines:
             mean, low, high = (float(part[i]) for part in interval)
             rows.append(

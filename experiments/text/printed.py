@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.text.claims import Estimate
+from experiments.text.collapsed import collapses
 from experiments.text.readings import Record, curve, values
 from qkdyn.figures.text_records import as_numbers, measured
 from qkdyn.metrics.intervals import confidence_interval
@@ -29,6 +30,7 @@ class Printed:
         unit: of the last printed digit.
         reading: end, or epoch-10.
         note: what else is to be known.
+        summed: not printed itself, but a sum of numbers that are.
     """
 
     source: str
@@ -40,6 +42,7 @@ class Printed:
     unit: float = 1e-4
     reading: str = "end"
     note: str = ""
+    summed: bool = False
 
     @property
     def interval(self) -> tuple[float, float, float]:
@@ -83,8 +86,24 @@ def compared(records: Sequence[Record], lines: Sequence[Printed], instead: str) 
         row |= {"reading": line.reading, "printed": mean, "printed_low": low, "printed_high": high}
         row |= {"ours": ours, "ours_low": ours_low, "ours_high": ours_high, "difference": ours - mean}
         overlap = bool(max(low, ours_low) <= min(high, ours_high)) if np.isfinite(ours_low) else None
-        rows.append(row | {"intervals_overlap": overlap, "note": line.note})
+        row |= {"intervals_overlap": overlap, "collapsed": len(collapses(arms[ours_is])), "summed": line.summed}
+        rows.append(row | {"note": line.note})
     return pd.DataFrame(rows)
+
+
+def met(frame: pd.DataFrame) -> tuple[int, int]:
+    """How many distinct printed numbers have an interval that overlaps ours, and of how many.
+
+    A number may be printed in a table, as runs in a notebook, and again in another notebook: it is one, and counts as met if
+    it is wherever it is printed. Sums of printed numbers are not printed.
+
+    Args:
+        frame: of `compared`; rows in which ours has no interval do not count.
+    """
+    known = frame.loc[frame["intervals_overlap"].notna() & ~frame["summed"].astype(bool)]
+    each = known.astype({"intervals_overlap": bool}).groupby(["arm", "split", "quantity", "reading"])
+    found = each["intervals_overlap"].all()
+    return int(found.sum()), len(found)
 
 
 def _ours(record: Record, line: Printed) -> np.ndarray:

@@ -146,8 +146,8 @@ def _heat_maps() -> tuple[Printed, ...]:
     ]
     ac = tuple(round(sum(row[1] + row[2] for row in run), 2) for run in runs)
     acmc = tuple(round(sum(row[1] + row[2] for row in run[:2]), 2) for run in runs)
-    found.append(Printed(SECOND, "faster", "validation", "ac_all", ac, unit=0.01))
-    found.append(Printed(SECOND, "faster", "validation", "acmc_all", acmc, unit=0.01))
+    found.append(Printed(SECOND, "faster", "validation", "ac_all", ac, unit=0.01, summed=True))
+    found.append(Printed(SECOND, "faster", "validation", "acmc_all", acmc, unit=0.01, summed=True))
     found.append(Printed(SECOND, "faster", "test", "ac_all", (44.2, 43.7, 45.2, 42.6), unit=0.1))
     found.append(Printed(SECOND, "baseline", "validation", "ac_all", (0.0,), 0.0, 0.01))
     margins = {

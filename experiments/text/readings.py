@@ -19,7 +19,8 @@ from qkdyn.figures.text_records import (
 from qkdyn.metrics.curves import area
 
 Record = Mapping[str, Any]
-# After the last epoch; after the epoch of best validation accuracy; where the training loss passes a level that all reach.
+# After the last epoch; after the epoch of best validation accuracy; where the training loss passes a level that both arms of
+# a pair reach.
 READINGS = ("end", "best", "matched")
 SPLITS = {"end": ("train", "validation", "test"), "best": ("validation", "test"), "matched": ("validation", "test")}
 # Attention may be sharper without being so on the relevant tokens, and only where relevant tokens rank first is it both.
@@ -181,6 +182,24 @@ def matched_level(records: Sequence[Record]) -> float:
         if run["diverged_at"] is None and np.isfinite(row).any()
     ]
     return float(max(least, default=np.nan))
+
+
+def levels(record: Record, first: Record | None, there: Sequence[Record]) -> list[float]:
+    """The training losses at which an arm of a comparison is read: each arm is matched with the first one alone.
+
+    Args:
+        record: the arm.
+        first: of the comparison; None where it is not there, and nothing can be matched.
+        there: all arms of the comparison.
+
+    Returns:
+        The level of the arm and the first one; of the first itself those of all others, each once, falling.
+    """
+    if first is None:
+        return []
+    others = [other for other in there if other is not first] if record is first else [record]
+    found = {matched_level([first, other]) for other in others}
+    return sorted((level for level in found if np.isfinite(level)), reverse=True)
 
 
 def at_level(run: Run, split: str, name: str, level: float) -> float:

@@ -1,6 +1,6 @@
 """Sentences that the verdicts on all data sets share: titles, where attention ends, pairs of arms, parts of a factorial."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +8,8 @@ import pandas as pd
 
 from experiments.text.arms import Protocol
 from experiments.text.claims import UNITS, change, claims, effect, estimate, names_of, told
-from experiments.text.printed import ours_of, printed_line, printed_of
+from experiments.text.collapsed import without_collapsed
+from experiments.text.printed import met, ours_of, printed_line, printed_of
 from experiments.text.readings import Record, matched_level, values
 from experiments.text.tables import mean_of
 from qkdyn.figures.text import words
@@ -89,13 +90,17 @@ def pair(first: Record, other: Record, called: Called) -> list[str]:
     ]
 
 
-def printed_beside(line: Any, called: Called) -> str:
-    """A printed number and ours."""
+def printed_beside(line: Any, called: Called, rest: Any = None) -> str:
+    """A printed number and ours; and ours without the runs that collapsed, of that line of the comparison without them."""
     name = names_of(called)[line.quantity].partition(" (")[0]
     unit = UNITS.get(line.quantity, "")
     printed = told(printed_of(line), sign=False)
     whose = "" if line.our_arm == line.arm else f" of the {line.arm} arm"
-    overlap = {None: "ours has no interval", True: "they overlap", False: "they do not overlap"}[line.intervals_overlap]
+    how = {None: "ours has no interval", True: "they overlap", False: "they do not overlap"}
+    overlap = how[line.intervals_overlap]
+    if line.collapsed and rest is not None:
+        collapsed = f"{line.collapsed} run{'' if line.collapsed == 1 else 's'} that collapsed"
+        overlap += f"; without the {collapsed}, {told(ours_of(rest), sign=False)}{unit}, {how[rest.intervals_overlap]}"
     return (
         f"{words(line.our_arm)}, {line.split}, all {called.every}: {name} "
         f"{told(ours_of(line), sign=False)}{unit}, printed{whose} {printed}{unit}; {overlap}."
@@ -137,16 +142,37 @@ def interactions(effects: pd.DataFrame, seeds: int, called: Called) -> str:
 
 
 def beside_printed(
-    frame: pd.DataFrame, arms: Sequence[str], quantities: Sequence[str], ours: str, called: Called
+    records: Sequence[Record],
+    compare: Callable[[Sequence[Record]], pd.DataFrame],
+    arms: Sequence[str],
+    quantities: Sequence[str],
+    ours: str,
+    called: Called,
 ) -> list[str]:
-    """The printed numbers that a protocol is to meet, how many it meets, and why it may not: `ours`."""
+    """The printed numbers that a protocol is to meet, how many it meets, and why it may not.
+
+    Args:
+        records: finished arms.
+        compare: the printed numbers beside those of arms.
+        arms: as printed.
+        quantities: that are told one by one.
+        ours: in what our runs may differ.
+        called: what the instances are.
+    """
+    frame, rest = compare(records), compare(without_collapsed(records))
     if not len(frame):
         return []
-    lines = [printed_line(frame, arm, name) for arm in arms for name in quantities]
-    said = [printed_beside(line, called) for line in lines if line is not None]
-    known = [value for value in frame["intervals_overlap"] if value is not None]
-    count = f"Of {len(known)} printed numbers {sum(known)} have an interval that overlaps ours."
-    return [*said, f"{count if known else 'One run of ours has no interval to overlap that printed.'} {ours}"]
+    pairs = [(printed_line(frame, arm, name), printed_line(rest, arm, name)) for arm in arms for name in quantities]
+    said = [printed_beside(line, called, own) for line, own in pairs if line is not None]
+    number, known = met(frame)
+    if not known:
+        return [*said, f"One run of ours has no interval to overlap that printed. {ours}"]
+    count = (
+        f"{number} of {known} distinct printed numbers have an interval that overlaps ours wherever they are printed"
+    )
+    if frame["collapsed"].any():
+        count += ", without runs that collapsed {} of {}".format(*met(rest))
+    return [*said, f"{count}. {ours}"]
 
 
 def alone(found: Found, pairs: Sequence[tuple[str, str]], called: Called) -> list[str]:

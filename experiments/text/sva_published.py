@@ -126,11 +126,10 @@ def _heat_maps() -> tuple[Printed, ...]:
             found.append(Printed(NOTEBOOK, arm, "test", cell, values, unit=0.01, note=note))
         sure = tuple(round(sum(run[0][1:]), 2) for run in maps)
         ac = tuple(round(sum(run[0][1:]) + sum(run[1][1:]), 2) for run in maps)
-        found.append(Printed(OWN, arm, "test", "head_0_ac", ac, unit=0.01, note=HEAD))
-        found.append(Printed(OWN, arm, "test", "head_0_acmc", sure, unit=0.01))
+        found.append(Printed(OWN, arm, "test", "head_0_ac", ac, unit=0.01, note=HEAD, summed=True))
+        found.append(Printed(OWN, arm, "test", "head_0_acmc", sure, unit=0.01, summed=True))
         for place, name in enumerate(("low", "middle", "high")):
             margin = tuple(round(sum(line[place] for line in run) / 100, 4) for run in maps)
-            found.append(
-                Printed(OWN, arm, "test", f"head_0_{name}", margin, unit=1e-4, note="whatever the probability")
-            )
+            note = "whatever the probability"
+            found.append(Printed(OWN, arm, "test", f"head_0_{name}", margin, unit=1e-4, note=note, summed=True))
     return tuple(found)

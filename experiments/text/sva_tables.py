@@ -20,13 +20,29 @@ from qkdyn.results.summary import mean_and_sd
 # Numbers of attractors; 5 are 5 or more.
 NUMBERS = tuple(map(str, range(6)))
 GROUPS = (*NUMBERS, "1+", "all")
-LABELS = ("both", "VBZ", "VBP")
+# Both pooled, the mean of the two, and each. A rule or a model that answers one label more often than before is right more
+# often where that label is common, and no more often in the mean of the two.
+LABELS = ("both", "balanced", "VBZ", "VBP")
 RULES = ("majority", "subject", "inverse")
+_SHORT = {("0", "balanced"): "balanced, none", ("1+", "balanced"): "balanced, some"}
+_SHORT |= {("1+", "VBZ"): "VBZ, some", ("1+", "VBP"): "VBP, some"}
+
+
+def _accuracies() -> Iterator[Quantity]:
+    """Accuracy by the number of attractors, the labels weighed equally and each alone."""
+    for group, label in product((*NUMBERS, "1+"), LABELS[1:]):
+        whose = {"0": "no attractor", "1+": "attractors"}.get(group, f"{group} attractors")
+        what = "balanced accuracy" if label == "balanced" else f"accuracy on {label}"
+        name = f"accuracy@{group}:{label}"
+        yield Quantity(name, PREDICTION, f"{what}, {whose}", short=_SHORT.get((group, label), ""))
+
+
 # Read off every record of this data set, beside what is read off others.
 OWN = (
     Quantity("accuracy_natural", PREDICTION, "accuracy, sentences as they come"),
     Quantity("accuracy@0", PREDICTION, "accuracy, no attractor", short="acc., none"),
     Quantity("accuracy@1+", PREDICTION, "accuracy, attractors", short="acc., some"),
+    *_accuracies(),
     Quantity("subject@0", RELEVANT, "attention on the subject, no attractor", "uniform_subject@0"),
     Quantity(
         "subject@1+", RELEVANT, "attention on the subject, attractors", "uniform_subject@1+", short="subject, some"
@@ -35,7 +51,7 @@ OWN = (
     Quantity("elsewhere@1+", RELEVANT, "attention elsewhere, attractors", "uniform_elsewhere@1+"),
 )
 QUANTITIES = (*OF_POSTS, *OWN)
-SHOWN = ("accuracy", "accuracy@0", "accuracy@1+", "entropy_marked", "head_entropy", "mrta", "auprc")
+SHOWN = ("accuracy", "accuracy@0:balanced", "accuracy@1+:balanced", "entropy_marked", "head_entropy", "mrta", "auprc")
 SHOWN += ("subject@1+", "attractor@1+")
 _READINGS = ("end", "best")
 
@@ -69,7 +85,12 @@ def uniform(record: Record, split: str, name: str, group: str, label: str = "bot
 
 
 def count(record: Record, split: str, group: str, label: str = "both", known: bool = False) -> int:
-    """Sentences of so many attractors, or those of them of which it is `known` where attractors are."""
+    """Sentences of so many attractors, or those of them of which it is `known` where attractors are.
+
+    Of the label "balanced" those of the rarer label, on which the mean of the two rests.
+    """
+    if label == "balanced":
+        return min(count(record, split, group, own, known) for own in LABELS[2:])
     lines = (record.get("baselines") or {}).get(split) or ()
     inside = (line for line in lines if line["label"] == label)
     return sum(
@@ -106,7 +127,10 @@ def agreement_frame(records: Sequence[Record], protocol: Protocol) -> pd.DataFra
 
 
 def _lines(record: Record, split: str) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """What each row is of and stands beside; the quantity and the label. Masses are not taken apart by label."""
+    """What each row is of and stands beside; the quantity and the label. Masses are not taken apart by label.
+
+    The sentences of a balanced mean are those of the rarer label.
+    """
     for group, label, quantity in product(GROUPS, LABELS, ("accuracy", *MASSES)):
         mass = quantity != "accuracy"
         n = count(record, split, group, label, known=mass)

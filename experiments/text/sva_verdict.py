@@ -6,16 +6,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.text.arms import BASELINE, Protocol
-from experiments.text.claims import Estimate, change, estimate, judged, told
+from experiments.text.claims import change, estimate, judged, told
+from experiments.text.collapsed import collapsed_in_short, collapsed_lines
 from experiments.text.effects import effects_frame
 from experiments.text.readings import MAIN, Record, values
 from experiments.text.said import Found, alone, as_markdown, beside_printed, data_of, pair, parts_of, title_of
+from experiments.text.sva_closely import ATTRACTORS, BALANCED, apart, looked_at, mean_told, placed
 from experiments.text.sva_published import compared_frame
-from experiments.text.sva_tables import NUMBERS, OWN, cell, count, of_heads, ranked, rule, uniform
-from experiments.text.tables import compared
+from experiments.text.sva_tables import OWN, cell, uniform
+from experiments.text.tables import compared, firsts
 from experiments.text.task import SVA
 from qkdyn.figures.text import words
 from qkdyn.figures.text_records import SENTENCES
+from qkdyn.text.sva import LABELS
 
 OURS = (
     "What may differ from the published runs: the sentences, which are others; {updates:,} updates for their 73,935; the "
@@ -26,7 +29,6 @@ OURS = (
 SMALL = 0.01
 DOSES = ("qk5", "qk10", "qk30", "qk100")
 CLOSELY = (BASELINE, "qk10", "qk100", "faster")
-ATTRACTORS = "nouns of the other number between subject and verb"
 
 
 def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
@@ -38,15 +40,15 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         name: of the protocol, for the title.
     """
     found = {record["arm"]["name"]: record for record in records}
-    said = []
+    said = collapsed_lines(records, SENTENCES, firsts(records, protocol))
     if protocol.recipe.measured == "last_slot":
         names = ("accuracy", "mrta_all", "head_0_ac", "head_0_acmc")
         data = records[0]["data"]
         passes = protocol.arms[0].epochs * data.get("passes", 1)
         updates = passes * math.ceil(data["train"] / protocol.recipe.batch)
         ours = OURS.format(updates=updates)
-        said += beside_printed(compared_frame(records), (BASELINE, "faster"), names, ours, SENTENCES)
-    said += [line for name in closely(found) for line in _closely(found[name])]
+        said += beside_printed(records, compared_frame, (BASELINE, "faster"), names, ours, SENTENCES)
+    said += [line for name in closely(found) for line in looked_at(found[name], found.get(BASELINE))]
     if len(protocol.comparisons) == 1:
         for _, there in compared(records, protocol):
             if there[0]["arm"]["name"] == BASELINE:
@@ -55,7 +57,8 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         said += _parts(records, protocol)
         said += alone(found, [(name, BASELINE) for name in ("qk10", "qk100", "ov30", "all30")], SENTENCES)
     said += data_of(records, SENTENCES)
-    return as_markdown(title_of(SVA.title, name, records, protocol, SENTENCES), in_short(found), said)
+    short = " ".join(filter(None, (in_short(found), collapsed_in_short(records))))
+    return as_markdown(title_of(SVA.title, name, records, protocol, SENTENCES), short, said)
 
 
 def closely(found: Found) -> list[str]:
@@ -73,20 +76,30 @@ def in_short(found: Found) -> str:
     where = [f"{words(name)}: {where_to(found[name])}" for name in closely(found)]
     parts = ["**In short.**"]
     if said:
-        parts.append(f"Does sharper attention help with {ATTRACTORS}? {'; '.join(said)}.")
-    parts.append(f"Where does it go in these sentences? {'; '.join(where)}.")
+        parts.append(f"Does sharper attention help with {ATTRACTORS}? By {BALANCED}: {'; '.join(said)}.")
+    parts.append(f"Where does it go in these sentences ({placed(first)})? {'; '.join(where)}.")
     return " ".join(parts)
 
 
 def helped(other: Record, first: Record) -> str:
-    """Whether attention is sharper, and whether accuracy is higher with attractors, and more so than without."""
-    entropy, plain, hard = (change(other, first, name) for name in ("entropy_marked", "accuracy@0", "accuracy@1+"))
+    """Whether attention is sharper, and whether accuracy is higher with attractors, and more so than without.
+
+    Judged by balanced accuracy: with attractors the labels are not as common as in training, and an arm that answers one of
+    them more often is thereby right more often, or less.
+    """
+    with_them, without = ("accuracy@1+:balanced", "accuracy@0:balanced")
+    entropy, plain, hard = (change(other, first, name) for name in ("entropy_marked", without, with_them))
     if not np.isfinite(hard.mean):
         return "not known"
-    numbers = f"entropy {told(entropy)} nats, accuracy {told(hard)} with them and {told(plain)} without"
+    pooled, *each = (change(other, first, f"accuracy@1+{label}") for label in ("", ":VBZ", ":VBP"))
+    labels = ", ".join(f"{label} {told(own)}" for label, own in zip(LABELS, each, strict=True))
+    numbers = (
+        f"entropy of all sentences {told(entropy)} nats, balanced accuracy {told(hard)} with them and {told(plain)} "
+    )
+    numbers += f"without; with them {labels}, pooled {told(pooled)}"
     if not np.isfinite(hard.low):
         return f"not to be told without an interval ({numbers})"
-    gap = [values(r, "end", "test", "accuracy@1+") - values(r, "end", "test", "accuracy@0") for r in (other, first)]
+    gap = [values(r, "end", "test", with_them) - values(r, "end", "test", without) for r in (other, first)]
     sharp = judged(entropy, "flatter", "sharper", "neither sharper nor flatter that could be told")
     if sharp in ("flatter", "sharper"):
         flat = values(first, "end", "test", "uniform_entropy_marked")[0]
@@ -98,7 +111,7 @@ def helped(other: Record, first: Record) -> str:
         "gaining less with them than without",
         "no more than without",
     )
-    return f"{sharp} and {helps}, {more} ({numbers})"
+    return f"{sharp} and {helps}, {more}{apart(*each)} ({numbers})"
 
 
 def where_to(record: Record) -> str:
@@ -113,7 +126,7 @@ def where_to(record: Record) -> str:
     if not np.isfinite(subject).any():
         return "not known"
     parts = [
-        f"{_level(cell(record, 'end', 'test', f'{name}@1+'))} {label} (uniform {uniform(record, 'test', name, '1+'):.3f})"
+        f"{mean_told(cell(record, 'end', 'test', f'{name}@1+'))} {label} (uniform {uniform(record, 'test', name, '1+'):.3f})"
         for name, label in (("subject", "on the subject"), ("attractor", "on attractors"), ("elsewhere", "elsewhere"))
     ]
     gap = estimate(subject, attractor)
@@ -126,73 +139,16 @@ def where_to(record: Record) -> str:
     return f"{', '.join(parts)}: {most}"
 
 
-def _closely(record: Record) -> list[str]:
-    """Accuracy by the number of attractors beside simple rules, and attention of single heads."""
-    name = words(record["arm"]["name"])
-    numbers = [group for group in NUMBERS if count(record, "test", group)]
-    if not numbers or not np.isfinite(cell(record, "end", "test", "accuracy@all")).any():
-        return []
-    accuracy = ", ".join(_level(cell(record, "end", "test", f"accuracy@{group}")) for group in numbers)
-    rules = "; ".join(
-        f"{label} " + ", ".join(f"{rule(record, 'test', which, group):.2f}" for group in numbers)
-        for which, label in (
-            ("majority", "the commonest label"),
-            ("subject", "the subject's own number"),
-            ("inverse", "the number that the last noun between does not have"),
-        )
-    )
-    said = [
-        f"{name}, accuracy by the number of {ATTRACTORS} ({', '.join(numbers[:-1])} and {numbers[-1]}"
-        f"{' or more' if numbers[-1] == NUMBERS[-1] else ''}): {accuracy}; beside it {rules}. {_beyond(record)}"
-    ]
-    heads = _heads(record)
-    return [*said, f"{name}, single heads in sentences with attractors: {heads}."] if heads else said
-
-
-def _beyond(record: Record) -> str:
-    """Whether accuracy with attractors is above that of the simple rules."""
-    own = cell(record, "end", "test", "accuracy@1+")
-    parts = []
-    for which, label in (("inverse", "inverting the last noun"), ("subject", "the subject's own number")):
-        level = rule(record, "test", which, "1+")
-        gap = estimate(own - level)
-        side = judged(gap, "above", "below", "not told from")
-        parts.append(f"{side if np.isfinite(gap.low) else 'without an interval beside'} {label} ({level:.3f})")
-    return f"With one or more it is {_level(own)}: {', '.join(parts)}."
-
-
-def _heads(record: Record) -> str:
-    """The head most on the subject and the one most on attractors, as validation has them."""
-    parts = []
-    for place, label in (("subject", "the subject"), ("attractor", "attractors")):
-        order = ranked(record, "end", f"{place}@1+")
-        if not order.shape[1]:
-            return ""
-        masses = [
-            f"{_level(of_heads(record, 'end', 'test', f'{what}@1+', order[:, 0]))} {where}"
-            for what, where in (
-                ("subject", "on the subject"),
-                ("attractor", "on attractors"),
-            )
-        ]
-        parts.append(f"that most on {label} has {' and '.join(masses)}")
-    return "; ".join(parts)
-
-
 def _parts(records: Sequence[Record], protocol: Protocol) -> list[str]:
     """What QK and embeddings x100 do together, and what of it is due to which."""
     factorial = next(comparison for comparison in protocol.comparisons if comparison.name == "factorial")
     rows = (
         ("sharper", ("entropy_marked", "top_mass_marked", "head_entropy")),
-        ("sharper on the relevant tokens", ("mrta", "auprc", "attractor@1+")),
-        ("prediction", ("accuracy@0", "accuracy@1+")),
+        ("sharper on the relevant tokens, all sentences", ("mrta", "auprc")),
+        (f"where it goes with attractors, {placed(records[0])}", ("subject@1+", "attractor@1+")),
+        ("prediction", ("accuracy@0:balanced", "accuracy@1+:balanced", "accuracy@1+:VBZ", "accuracy@1+:VBP")),
     )
     first = f"What the published changes do together in {protocol.arms[0].epochs} epochs"
     quantities = [*MAIN, *(own for own in OWN if own.main)]
     effects = effects_frame(records, factorial, quantities)
     return parts_of(effects, first, factorial.factors, rows, len(protocol.recipe.seeds), SENTENCES)
-
-
-def _level(own: np.ndarray) -> str:
-    found: Estimate = estimate(own)
-    return told(found, sign=False)

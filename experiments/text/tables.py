@@ -9,15 +9,16 @@ import numpy as np
 import pandas as pd
 
 from experiments.text.arms import Comparison, Protocol
+from experiments.text.collapsed import collapses
 from experiments.text.effects import effects_frame
-from experiments.text.readings import QUANTITIES, READINGS, SPLITS, Quantity, Record, matched_level, values
+from experiments.text.readings import QUANTITIES, READINGS, SPLITS, Quantity, Record, levels, values
 from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.metrics.paired import paired_difference
 from qkdyn.results.summary import mean_and_sd
 
 KEYS = ("comparison", "arm", "reading", "split", "loss_level")
 BESIDE = ("uniform", "random", "position")
-COLUMNS = (*KEYS, "claim", "quantity", "mean", "sd", "low", "high", "seeds", *BESIDE)
+COLUMNS = (*KEYS, "claim", "quantity", "mean", "sd", "low", "high", "seeds", "collapsed", *BESIDE)
 # As many as a line of a terminal holds.
 SHOWN = (
     "accuracy",
@@ -39,6 +40,15 @@ def compared(records: Sequence[Record], protocol: Protocol) -> list[tuple[Compar
     return [(own, there) for own, there in found if there]
 
 
+def firsts(records: Sequence[Record], protocol: Protocol) -> dict[str, Record]:
+    """The first arm of the comparison that an arm is in, by the arm's name; of the first comparison, if it is in several."""
+    found: dict[str, Record] = {}
+    for comparison, there in compared(records, protocol):
+        if there[0]["arm"]["name"] == comparison.arms[0]:
+            found = {record["arm"]["name"]: there[0] for record in there} | found
+    return found
+
+
 def frames(
     records: Sequence[Record], protocol: Protocol, quantities: Sequence[Quantity] = QUANTITIES
 ) -> dict[str, pd.DataFrame]:
@@ -56,18 +66,20 @@ def summary_frame(
 ) -> pd.DataFrame:
     """One row for each comparison, arm, reading, split and quantity.
 
-    Mean, standard deviation and 95% interval (Student, over `seeds` runs), what uniform attention, a random ranking and one by
-    position alone would give, and the mean difference from the comparison's first arm, paired by seed, with its interval.
+    Mean, standard deviation and 95% interval (Student, over `seeds` runs, of which so many `collapsed`), what uniform
+    attention, a random ranking and one by position alone would give, and the mean difference from the comparison's first arm,
+    paired by seed, with its interval. Under "matched" an arm is read at the `loss_level` that it and the first arm reach, and
+    the first arm has rows for each of these levels.
     """
     heads: list[dict[str, Any]] = []
     found: list[tuple[np.ndarray, np.ndarray]] = []
     for comparison, there in compared(records, protocol):
-        level = matched_level(there)
         first = there[0] if there[0]["arm"]["name"] == comparison.arms[0] else None
         for record, reading in product(there, READINGS):
-            for split in SPLITS[reading]:
+            at = levels(record, first, there) if reading == "matched" else [np.nan]
+            for level, split in product(at, SPLITS[reading]):
                 head = {"comparison": comparison.name, "arm": record["arm"]["name"], "reading": reading}
-                head |= {"split": split, "loss_level": level if reading == "matched" else np.nan}
+                head |= {"split": split, "loss_level": level, "collapsed": len(collapses(record))}
                 for line, own, theirs in _lines(record, first, reading, split, level, quantities):
                     heads.append(head | line)
                     found.append((own, theirs))
@@ -141,6 +153,7 @@ def costs_frame(records: Sequence[Record]) -> pd.DataFrame:
             "epochs": record["arm"]["epochs"],
             "runs": len(record["runs"]),
             "diverged": sum(run["diverged_at"] is not None for run in record["runs"]),
+            "collapsed": len(collapses(record)),
             "group_seconds_per_arm": record["wall_seconds"],
             "group_tokens_per_second": record["tokens_per_second"] or np.nan,
             "training_loss": mean_of(np.array([_last(run) for run in record["runs"]])),

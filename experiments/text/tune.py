@@ -8,6 +8,7 @@ import pandas as pd
 
 from experiments.text.arms import Protocol
 from experiments.text.claims import change, claims, judged, told
+from experiments.text.collapsed import collapsed_lines
 from experiments.text.readings import Record, values
 from experiments.text.tables import mean_of
 from qkdyn.figures.text_records import POSTS, Called
@@ -121,6 +122,7 @@ def tuning_verdict(records: Sequence[Record], name: str, published: Published, c
                 f"Attention is sharpest (least entropy on {called.marked}) at x{sharpest['arm']['qk']:g}, where validation "
                 f"accuracy is {beside} beside no multiplier."
             )
+    said += collapsed_lines(records, called)
     title = (
         f"**{published.title}, tuning ({name})**: {len(records[0]['runs'])} runs an arm; attention on the test split."
     )

@@ -1,15 +1,17 @@
 """A verdict for each protocol, written from the numbers: what changed, by how much, and what of it is due to what."""
 
+import functools
 from collections.abc import Sequence
 
 from experiments.text.arms import BASELINE, COMBINATION, LONG, Protocol
 from experiments.text.claims import NAMES, change, claims, told
+from experiments.text.collapsed import collapsed_in_short, collapsed_lines
 from experiments.text.effects import effects_frame
 from experiments.text.in_short import in_short
 from experiments.text.published import compared_frame
 from experiments.text.readings import Record, matched_level
 from experiments.text.said import Found, alone, as_markdown, beside_printed, data_of, pair, parts_of, title_of
-from experiments.text.tables import compared
+from experiments.text.tables import compared, firsts
 from experiments.text.task import HATEXPLAIN
 from qkdyn.figures.text import words
 from qkdyn.figures.text_records import POSTS
@@ -32,10 +34,11 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         name: of the protocol, for the title.
     """
     found, recipe = {record["arm"]["name"]: record for record in records}, protocol.recipe
-    said = []
+    said = collapsed_lines(records, POSTS, firsts(records, protocol))
     if recipe.measured == "last_slot":
-        frame = compared_frame(records, recipe.n_layers)
-        said += beside_printed(frame, (BASELINE, "faster"), ("accuracy", "mrta_all", "ac_all"), OURS, POSTS)
+        compare = functools.partial(compared_frame, layers=recipe.n_layers)
+        quantities = ("accuracy", "mrta_all", "ac_all")
+        said += beside_printed(records, compare, (BASELINE, "faster"), quantities, OURS, POSTS)
     if len(protocol.comparisons) == 1:
         for _, there in compared(records, protocol):
             if there[0]["arm"]["name"] == BASELINE:
@@ -45,7 +48,8 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         said += _beside_baseline(found)
         said += _longer(found)
     said += data_of(records, POSTS)
-    return as_markdown(title_of(HATEXPLAIN.title, name, records, protocol, POSTS), in_short(records, protocol), said)
+    short = " ".join(filter(None, (in_short(records, protocol), collapsed_in_short(records))))
+    return as_markdown(title_of(HATEXPLAIN.title, name, records, protocol, POSTS), short, said)
 
 
 def _parts(records: Sequence[Record], protocol: Protocol) -> list[str]:

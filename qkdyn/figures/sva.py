@@ -9,6 +9,7 @@ import numpy as np
 from qkdyn.figures import canvas
 from qkdyn.figures.text import DASHDOTS, DOTS, bins_of, draw_text, heatmap, looks_of, words
 from qkdyn.figures.text_records import MASSES, SENTENCES, as_numbers, measured, over_attractors
+from qkdyn.text.sva import LABELS
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -27,6 +28,10 @@ RULES = {
     "inverse": ("the number the last noun between does not have", DASHDOTS),
 }
 BETWEEN = "nouns of the other number between"
+# Rows of accuracy: the mean of the two labels', and each; a mean of both pooled moves with how often either is answered.
+ACCURACIES = {"balanced": "balanced accuracy", **{label: f"accuracy on {label}" for label in LABELS}}
+# Of fewer sentences of a label nothing is drawn, and in verdicts nothing is said.
+FEWEST = 10
 
 
 def draw_sva(groups: Groups, frames: "Mapping[str, pd.DataFrame]", folder: Path) -> list[Path]:
@@ -48,31 +53,40 @@ def draw_sva(groups: Groups, frames: "Mapping[str, pd.DataFrame]", folder: Path)
 
 
 def draw_agreement(groups: Groups, split: str = "test") -> "matplotlib.figure.Figure":
-    """Accuracy and attention by the number of attractors, a column for each comparison: mean and range over seeds."""
-    figure = canvas.new_figure(5.0 * len(groups) + 0.6, 10.2)
-    grid = figure.subplots(1 + len(MASSES), len(groups), sharex=True, sharey="row", squeeze=False)
+    """Accuracy and attention by the number of attractors, a column for each comparison: mean and range over seeds.
+
+    Accuracy is balanced, then of each label; of fewer than `FEWEST` sentences of a label there is none.
+    """
+    figure = canvas.new_figure(5.0 * len(groups) + 0.6, 13.4)
+    rows = [*(("accuracy", label) for label in ACCURACIES), *((name, "both") for name in MASSES)]
+    grid = figure.subplots(len(rows), len(groups), sharex=True, sharey="row", squeeze=False)
     x = np.arange(len(NUMBERS))
     for column, (title, records) in zip(grid.T, groups, strict=True):
-        for axes, name in zip(column, ("accuracy", *MASSES), strict=True):
+        for axes, (name, label) in zip(column, rows, strict=True):
             canvas.style(axes)
+            many = _many(records[0], split, label)
             for record, (colour, dashes) in zip(records, looks_of(records), strict=True):
-                canvas.band(axes, x, by_number(record, split, name), colour, 1.5)
+                found = np.where(many, by_number(record, split, name, label=label), np.nan)
+                canvas.band(axes, x, found, colour, 1.5)
                 axes.lines[-1].set_linestyle(dashes)
             beside = (
                 [(f"uniform_{name}", DOTS)] if name in MASSES else [(rule, look) for rule, (_, look) in RULES.items()]
             )
             for key, dashes in beside:
-                axes.plot(x, of_data(records[0], split, key), color=canvas.INK, linewidth=1.0, linestyle=dashes)
+                flat = np.where(many, of_data(records[0], split, key, label), np.nan)
+                axes.plot(x, flat, color=canvas.INK, linewidth=1.0, linestyle=dashes)
         column[0].set_title(title, fontsize=10)
         column[-1].set_xticks(x, TICKS)
         column[-1].set_xlabel(BETWEEN, fontsize=9)
         column[-1].legend(
             handles=_arms(records), loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2, frameon=False, fontsize=8
         )
-    grid[0, 0].set_ylabel("accuracy", fontsize=9)
-    for row, name in zip(grid[1:], MASSES, strict=True):
+    for row, label in zip(grid, ACCURACIES.values(), strict=False):
+        row[0].set_ylabel(label, fontsize=9)
+    for row, name in zip(grid[len(ACCURACIES) :], MASSES, strict=True):
         row[0].set_ylabel(f"attention on\n{PLACES[name]}".replace("on\nelsewhere", "\nelsewhere"), fontsize=9)
     title = f"{split} split, last epoch, mean over heads; mean and range over seeds"
+    title += "\nattention in sentences of which it is known where the nouns stand"
     figure.suptitle(title, fontsize=10)
     handles = [_line("the commonest label (accuracy), uniform attention", DOTS)]
     canvas.legend(figure, [*handles, *(_line(*RULES[name]) for name in ("subject", "inverse"))])
@@ -130,20 +144,35 @@ def draw_first_head(records: Sequence[Record], split: str = "test") -> "matplotl
     return figure
 
 
-def by_number(record: Record, split: str, name: str, heads: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
-    """A quantity for each number of attractors after the last epoch, (seeds, 6); of one head of each run, where given."""
+def by_number(
+    record: Record, split: str, name: str, heads: Sequence[int] | np.ndarray | None = None, label: str = "both"
+) -> np.ndarray:
+    """A quantity for each number of attractors after the last epoch, (seeds, 6); of one head of each run, where given.
+
+    Of the sentences of a `label`, of both, or balanced.
+    """
     found = []
     for number, run in enumerate(record["runs"]):
         lines = _end(run, split).get("agreement") or ()
         own = name if heads is None else f"head.{int(heads[number])}.{name}"
-        found.append([over_attractors(lines, f"{own}@{group}") for group in NUMBERS])
+        found.append([over_attractors(lines, f"{own}@{group}", label) for group in NUMBERS])
     return as_numbers(found)
 
 
-def of_data(record: Record, split: str, name: str) -> np.ndarray:
+def of_data(record: Record, split: str, name: str, label: str = "both") -> np.ndarray:
     """What a rule or uniform attention gets for each number of attractors, (6,)."""
     lines = (record.get("baselines") or {}).get(split) or ()
-    return as_numbers([over_attractors(lines, f"{name}@{group}", rule=name in RULES) for group in NUMBERS])
+    return as_numbers([over_attractors(lines, f"{name}@{group}", label, rule=name in RULES) for group in NUMBERS])
+
+
+def _many(record: Record, split: str, label: str) -> np.ndarray:
+    """Whether there are enough sentences of each number of attractors to draw a label's accuracy, (6,)."""
+    if label == "both":
+        return np.ones(len(NUMBERS), bool)
+    lines = (record.get("baselines") or {}).get(split) or ()
+    wanted = LABELS if label == "balanced" else (label,)
+    each = {(str(line["attractors"]), line["label"]): line["n"] for line in lines}
+    return np.array([all(each.get((group, own), 0) >= FEWEST for own in wanted) for group in NUMBERS])
 
 
 def _end(run: Mapping[str, Any], split: str) -> Mapping[str, Any]:

@@ -56,8 +56,8 @@ def panels(called: Called) -> tuple[tuple[str, str, str | None], ...]:
     )
     if called == SENTENCES:
         last = (
-            ("accuracy@1+", "accuracy, sentences with\nnouns of the other number between", None),
-            ("attractor@1+", "attention on these nouns", "uniform_attractor@1+"),
+            ("accuracy@1+:balanced", "balanced accuracy, sentences with\nnouns of the other number between", None),
+            ("attractor@1+", "attention on these nouns\n(where their places are known)", "uniform_attractor@1+"),
         )
     return (
         ("accuracy", f"accuracy, {every}", None),

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from qkdyn.text.sva import LABELS
+
 Run = Mapping[str, Any]
 # Beginnings of the names of what is to be set beside a quantity.
 # Of attention on the words of a sentence.
@@ -46,9 +48,13 @@ def measured(run: Run, reading: str, split: str) -> Mapping[str, Any]:
 def value_of(known: Mapping[str, Any], name: str) -> float | None:
     """A quantity of what was measured; of "accuracy@1+" and the like that over sentences of so many attractors.
 
-    What stands after @ is a number of attractors (5 are 5 or more), "1+" for one or more of them, or "all".
+    What stands after @ is a number of attractors (5 are 5 or more), "1+" for one or more of them, or "all"; after that there
+    may be a label, or "balanced": "accuracy@1+:VBZ", "accuracy@1+:balanced".
     """
-    return over_attractors(known.get("agreement") or (), name) if "@" in name else known.get(name)
+    if "@" not in name:
+        return known.get(name)
+    own, _, label = name.partition(":")
+    return over_attractors(known.get("agreement") or (), own, label or "both")
 
 
 def over_attractors(
@@ -57,8 +63,13 @@ def over_attractors(
     """The mean of a quantity over the sentences of some numbers of attractors, of lines with one for each; None without any.
 
     Masses of attention are means over the sentences of which it is known where attractors are; what is right by a `rule`,
-    even where it has the name of a mass, is one over all of them.
+    even where it has the name of a mass, is one over all of them. Of the label "balanced" it is the mean of the two labels'
+    means, which does not move with how often either is answered; None unless both have sentences.
     """
+    if label == "balanced":
+        each = [over_attractors(lines, name, own, rule=rule) for own in LABELS]
+        known = [mean for mean in each if mean is not None]
+        return sum(known) / len(each) if len(known) == len(each) else None
     quantity, _, group = name.partition("@")
     total = count = 0.0
     for line in lines:
