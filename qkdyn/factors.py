@@ -9,7 +9,6 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from qkdyn.errors import InputError, LabelError, check_count, reject
 from qkdyn.heads import HeadAxis, entries_of, head_axes_of
@@ -87,7 +86,7 @@ def scaled(full: Any, parts: Any, factors: Factors) -> Any:
     return jax.tree.unflatten(structure, made)
 
 
-def _times(leaf: Array, spot: Spot, factors: Factors) -> Array:
+def _times(leaf: Any, spot: Spot, factors: Factors) -> Any:
     for given, heads in ((factors.layers, False), (factors.heads, True)):
         if spot.label not in given or (heads and spot.heads is None):
             continue

@@ -110,10 +110,9 @@ def _judge(guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders
     """Label what one folder holds of attention."""
     places = guesses.places
     normal = {letters for letters, paths in found.items() if letters not in ("", "o") and not _all_norm(guesses, paths)}
-    hints = {places[path].name for path in found.get("", ())}
     if not normal:
-        # Two names that only hint, or one beside an output, look like an attention that is written another way.
-        if len(hints) > 1 or (hints and found.get("o")):
+        # Names that only hint, beside an output, look like an attention that is written another way.
+        if any(places[path].part.rank < 3 for path in found.get("o", ())):
             _doubt(guesses, found.get("", ()), "names a query, key or value, but not in a way that is known")
         for letters in set(found) - {"", "o"}:
             _doubt(guesses, found[letters], "a normalization of queries and keys, without these beside it")
@@ -123,6 +122,9 @@ def _judge(guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders
         normal, found = {"q", "kv"}, {**found, "kv": [*found["qkv"], *found.get("kv", ())], "qkv": []}
     if normal == {"qkv"} and all(places[path].part.rank for path in found["qkv"]) and not _fused(guesses, found, {}):
         return  # an in_proj that is no attention's, as in state space models
+    _doubt(
+        guesses, found.get("", ()), "stands in an attention and names a query, key or value, not in a way that is known"
+    )
     letters = {"".join(sorted(name, key="qkvo".index)): name for name in normal}
     if not any(set(letters) == whole for whole in _WHOLE):
         said = ", ".join(sorted(normal))
@@ -133,11 +135,6 @@ def _judge(guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders
                 f"part of an attention of which only {said} stand in {'/'.join(folder) or 'one place'}",
             )
         return
-    _doubt(
-        guesses,
-        found.get("", ()),
-        "stands in an attention, names a query, key or value, but not in a way that is known",
-    )
     found = {**found, "o": _outputs(guesses, folder, found, folders)}
     labels = _fused(guesses, found, guesses.doubts)
     for name in normal | set(found) - {"", "o"}:

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
 
 from qkdyn.slices import Slices
 
@@ -32,7 +31,7 @@ def own_axis(slices: Slices) -> bool:
     return slices.repeats == 1 and len(slices.parts) > 1 and slices.parts[-1][2] == len(slices.parts)
 
 
-def cut(leaf: Array, slices: Slices) -> tuple[Array, ...]:
+def cut(leaf: Any, slices: Slices) -> tuple[Any, ...]:
     """The parts of one leaf."""
     axis = slices.axis % leaf.ndim
     if own_axis(slices):
@@ -45,7 +44,7 @@ def cut(leaf: Array, slices: Slices) -> tuple[Array, ...]:
     return tuple(part.reshape(*before, -1, *after) for part in parts)
 
 
-def joined(parts: tuple[Array, ...], slices: Slices) -> Array:
+def joined(parts: tuple[Any, ...], slices: Slices) -> Any:
     """The leaf that has these parts."""
     if own_axis(slices):
         return jnp.stack(parts, slices.axis)

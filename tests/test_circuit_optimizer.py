@@ -1,0 +1,379 @@
+"""Fused models step for step as unfused ones, decay, clipping, layers and heads, and the libraries' own modules."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers import max_difference, quick
+from qkdyn.circuits import circuit_labels
+from qkdyn.errors import InputError, LabelError
+from qkdyn.optim import circuit_optimizer
+from qkdyn.slices import Slices, fused
+from qkdyn.splitting import merge, part_labels, split
+
+ONES = {"qk": 1.0, "ov": 1.0, "rest": 1.0}
+FAST = {"qk": 7.0, "ov": 0.5, "rest": 1.0}
+ADAMW = functools.partial(optax.adamw, weight_decay=0.1)
+OPTIMIZERS = {
+    "adamw": ADAMW,
+    "momentum": functools.partial(optax.sgd, momentum=0.9),
+    "lion": optax.lion,
+    "adafactor": functools.partial(optax.adafactor, min_dim_size_to_factor=4),
+    "lamb": optax.lamb,
+}
+
+
+def drawn(shapes, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda s: rng.standard_normal(s).astype(np.float32), shapes, is_leaf=lambda n: isinstance(n, tuple)
+    )
+
+
+def steps(make, params, count=3):
+    """`count` updates of params by `make()`, gradients drawn beforehand: of the whole, whatever it is made of."""
+
+    def run(params, gradients):
+        tx = make()
+        state = tx.init(params)
+        for gradient in gradients:
+            updates, state = tx.update(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    return quick(run)(params, [drawn(jax.tree.map(np.shape, params), seed=i + 1) for i in range(count)])
+
+
+UNFUSED = {name: {"kernel": (4, 8), "bias": (8,)} for name in ("q_proj", "k_proj", "v_proj")}
+MODEL = {"attn": {**UNFUSED, "o_proj": {"kernel": (8, 4), "bias": (4,)}}, "fc": {"kernel": (4, 5)}}
+
+
+def fuse(params, layout):
+    """The same parameters with q, k, v in one leaf."""
+    attn = params["attn"]
+    three = [attn[name] for name in ("q_proj", "k_proj", "v_proj")]
+    made = {part: FUSE[layout]([leaves[part] for leaves in three]) for part in ("kernel", "bias")}
+    return {"attn": {"qkv": made, "o_proj": attn["o_proj"]}, "fc": params["fc"]}
+
+
+FUSE = {
+    "in a row": lambda leaves: np.concatenate(leaves, -1),
+    "axis of its own": lambda leaves: np.stack(leaves, -2),
+    "head by head": lambda leaves: np.stack([x.reshape(*x.shape[:-1], 2, 4) for x in leaves], -2).reshape(
+        *leaves[0].shape[:-1], 24
+    ),
+}
+RULES = {"head by head": {"qkv": fused("qkv", axis=-1, heads=2)}}
+
+
+@functools.cache
+def unfused(name):
+    """What `steps` makes of the unfused model, of which all layouts are compared to."""
+    tx = lambda: circuit_optimizer(OPTIMIZERS[name], multipliers=FAST, learning_rate=0.01)  # noqa: E731
+    return steps(tx, drawn(MODEL))
+
+
+@pytest.mark.parametrize("layout", FUSE)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_fused_model_equals_the_unfused_step_for_step(name, layout):
+    labels = functools.partial(circuit_labels, rules=RULES.get(layout))
+    params = fuse(drawn(MODEL), layout)
+    tx = circuit_optimizer(OPTIMIZERS[name], multipliers=FAST, learning_rate=0.01, labels=labels)
+
+    def run(params, gradients):
+        state = tx.init(params)
+        for gradient in gradients:
+            updates, state = tx.update(gradient, state, params)
+            params = optax.apply_updates(params, updates)
+        return params
+
+    gradients = [fuse(drawn(MODEL, seed=i + 1), layout) for i in range(3)]
+    ours = quick(run)(params, gradients)
+    assert max_difference(ours, fuse(unfused(name), layout)) < 1e-6
+    assert max_difference(ours, params) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor"])
+def test_multipliers_of_one_are_the_plain_optimizer_on_any_model(name):
+    params = drawn(MODEL)
+    base = OPTIMIZERS[name]
+    ours = steps(lambda: circuit_optimizer(base, multipliers=ONES, learning_rate=0.01, clip=0.5), params)
+    plain = steps(lambda: optax.chain(optax.clip_by_global_norm(0.5), base(0.01)), params)
+    assert max_difference(ours, plain) < 1e-6 < 1e-3 < max_difference(ours, params)
+    made = steps(lambda: circuit_optimizer(base(0.01), multipliers=ONES, clip=0.5), params)
+    assert max_difference(made, plain) < 1e-6
+
+
+def test_decay_is_adamw_s_of_each_circuit():
+    params = drawn(MODEL)
+    rate = optax.linear_schedule(0.01, 0.02, 3)
+    decay = {"qk": 0.3, "ov": 0.1}
+    ours = steps(lambda: circuit_optimizer(optax.adam, multipliers=FAST, learning_rate=rate, decay=decay), params)
+    by_hand = {name: functools.partial(optax.adamw, weight_decay=decay.get(name, 0.0)) for name in FAST}
+    theirs = steps(lambda: circuit_optimizer(by_hand, multipliers=FAST, learning_rate=rate), params)
+    assert max_difference(ours, theirs) < 1e-6
+    without = steps(lambda: circuit_optimizer(optax.adam, multipliers=FAST, learning_rate=rate), params)
+    assert max_difference(ours["attn"]["o_proj"], without["attn"]["o_proj"]) > 1e-4
+    assert max_difference(ours["fc"], without["fc"]) == 0
+
+
+def test_clipping_counts_what_is_trained_and_nothing_else():
+    gradient = {
+        "q": np.full(4, 3.0, np.float32),
+        "k": np.zeros(4, np.float32),
+        "v": np.full(4, 4.0, np.float32),
+        "fc": np.full(9, 50.0),
+    }
+    rates = {"qk": 1.0, "ov": 10.0}
+    tx = circuit_optimizer(optax.sgd, multipliers=rates, clip=5.0, freeze=("rest",))
+    updates = tx.update(gradient, tx.init(gradient), gradient)[0]
+    np.testing.assert_allclose(-updates["q"], np.full(4, 1.5), rtol=1e-6)  # the norm is 10
+    np.testing.assert_allclose(-updates["v"], np.full(4, 20.0), rtol=1e-6)
+    assert not np.any(updates["fc"])
+
+
+def test_one_compilation_for_all_multipliers_clips_decays_layers_and_heads():
+    params = drawn(MODEL)
+    traces = []
+
+    @jax.jit
+    def step(params, qk, clip, decay, layer, heads):
+        traces.append(qk)
+        tx = circuit_optimizer(
+            optax.sgd,
+            multipliers={**FAST, "qk": qk},
+            clip=clip,
+            decay={"ov": decay},
+            layers={"qk": layer},
+            heads={"ov": heads},
+        )
+        return tx.update(params, tx.init(params), params)[0]
+
+    for i in (1.0, 2.0):
+        updates = step(params, i, 1e9, i / 10, i * jnp.ones(1), i * jnp.ones(2))
+        np.testing.assert_allclose(
+            -updates["attn"]["q_proj"]["kernel"], i * i * params["attn"]["q_proj"]["kernel"], rtol=1e-6
+        )
+        wanted = i * (0.5 + 0.5 * i / 10) * params["attn"]["v_proj"]["kernel"]
+        np.testing.assert_allclose(-updates["attn"]["v_proj"]["kernel"], wanted, rtol=1e-6)
+    assert len(traces) == 1
+
+
+def rates_of(params, **options):
+    """By what each element's gradient of one is multiplied."""
+    tx = circuit_optimizer(optax.sgd, multipliers=ONES, **options)
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), params)
+    return jax.tree.map(lambda leaf: -np.asarray(leaf), tx.update(ones, tx.init(ones), ones)[0])
+
+
+def test_layers_by_number_or_along_the_scanned_axis():
+    shapes = dict.fromkeys(("q", "k", "v", "o"), (4, 4))
+    listed = rates_of(
+        drawn({"layers": [shapes] * 3, "emb": (4,)}), layers={"qk": [1.0, 2.0, 3.0], "ov": jnp.array([4.0, 5.0, 6.0])}
+    )
+    named = rates_of(drawn({f"Block_{2 * i}": {"attn_1": shapes} for i in range(3)}), layers={"qk": (1, 2, 3)})
+    whole = {name: (3, *shape) for name, shape in shapes.items()}
+    scanned = rates_of(drawn({"Stack_0": whole}), layers={"qk": [1.0, 2.0, 3.0], "ov": [4.0, 5.0, 6.0]})
+    for i in range(3):
+        for name, wanted in (("q", 1 + i), ("k", 1 + i), ("v", 4 + i), ("o", 4 + i)):
+            assert np.all(listed["layers"][i][name] == wanted)
+            assert np.all(named[f"Block_{2 * i}"]["attn_1"][name] == (wanted if name in "qk" else 1))
+            assert np.all(scanned["Stack_0"][name][i] == wanted)
+    assert np.all(listed["emb"] == 1)
+    seeds = {name: (5, 3, *shape) for name, shape in shapes.items()}
+    assert np.all(rates_of(drawn(seeds), layers={"qk": [1, 2, 3]}, layer_axis=1)["k"][:, 2] == 3)
+
+
+LINEN = {
+    "query": {"kernel": (4, 2, 3), "bias": (2, 3)},
+    "key": {"kernel": (4, 2, 3)},
+    "value": {"kernel": (4, 2, 3)},
+    "out": {"kernel": (2, 3, 4), "bias": (4,)},
+}
+HEADS = {
+    "linen": (LINEN, {"query/kernel": 1, "query/bias": 0, "key/kernel": 1, "value/kernel": 1, "out/kernel": 0}, {}),
+    "flat": (
+        {**UNFUSED, "o_proj": {"kernel": (8, 4), "bias": (4,)}, "q_norm": (4,)},
+        dict.fromkeys([f"{n}_proj/{p}" for n in "qkv" for p in ("kernel", "bias")], -1) | {"o_proj/kernel": 0},
+        {},
+    ),
+    "equinox": (
+        {f"{n}_proj": {"weight": (8, 8)} for n in ("query", "key", "value", "output")},
+        {f"{n}_proj/weight": 0 for n in ("query", "key", "value")} | {"output_proj/weight": 1},
+        {},
+    ),
+    "paper": (
+        {
+            "qk": {"W_Q": (2, 5, 3), "W_K": (2, 5, 3), "b_Q": (2, 3)},
+            "ov": {"W_V": (2, 5, 3), "W_O": (2, 3, 5), "b_O": (5,)},
+        },
+        dict.fromkeys(("qk/W_Q", "qk/W_K", "qk/b_Q", "ov/W_V", "ov/W_O"), 0),
+        {},
+    ),
+    "told": (dict.fromkeys("qkvo", (8, 8)), {"q": 1, "k": 1, "v": 1, "o": 0}, {"^[qkv]$": 1, "^o$": 0}),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_of_unfused_parameters(name):
+    shapes, axes, told = HEADS[name]
+    found = rates_of(drawn(shapes), heads={"qk": [2.0, 5.0], "ov": [3.0, 7.0]}, head_axes=told)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(found):
+        path = jax.tree_util.keystr(path, simple=True, separator="/")
+        if path not in axes:
+            assert np.all(leaf == 1)
+            continue
+        first, second = np.split(np.moveaxis(leaf, axes[path], 0), 2)
+        qk = path.split("/")[0].lower()[0] in "qk" and "ov/" not in path
+        assert np.all(first == (2 if qk else 3)) and np.all(second == (5 if qk else 7))
+
+
+@pytest.mark.parametrize("layout", FUSE)
+def test_heads_of_fused_parameters(layout):
+    heads = {"qk": [2.0, 5.0], "ov": [3.0, 7.0]}
+    wanted = fuse(rates_of(drawn(MODEL), heads=heads), layout)
+    if layout == "axis of its own":
+        heads = {"qk": [2.0, 5.0]}
+        wanted = fuse(rates_of(drawn(MODEL), heads=heads), layout)
+    labels = functools.partial(circuit_labels, rules=RULES.get(layout))
+    found = rates_of(fuse(drawn(MODEL), layout), heads=heads, labels=labels)
+    assert max_difference(found, wanted) == 0 and found["attn"]["qkv"]["kernel"].max() >= 5
+
+
+def test_heads_and_layers_of_scanned_grouped_queries():
+    shapes = {"q_proj": (3, 4, 8), "k_proj": (3, 4, 4), "v_proj": (3, 4, 4), "o_proj": (3, 8, 4)}
+    values = np.arange(1.0, 13.0).reshape(3, 4)
+    found = rates_of(drawn(shapes), heads={"qk": values, "ov": values[0]}, layers={"ov": [1.0, 2.0, 3.0]})
+    np.testing.assert_allclose(found["q_proj"][:, 0], np.repeat(values, 2, 1))
+    # Two query heads share a key: the mean of theirs.
+    np.testing.assert_allclose(found["k_proj"][:, 1], np.repeat(values.reshape(3, 2, 2).mean(-1), 2, 1))
+    np.testing.assert_allclose(found["v_proj"][:, 0], np.outer([1, 2, 3], [1.5, 1.5, 3.5, 3.5]))
+    np.testing.assert_allclose(found["o_proj"][:, :, 0], np.outer([1, 2, 3], np.repeat(values[0], 2)))
+    both = {"qkv": (3, 4, 16), "o_proj": (3, 8, 4)}
+    one = rates_of(drawn(both), heads={"qk": values, "ov": values[0]}, layers={"ov": [1.0, 2.0, 3.0]})
+    np.testing.assert_allclose(one["qkv"], np.concatenate([found[f"{n}_proj"] for n in "qkv"], -1))
+
+
+def test_nnx_optimizer_and_given_weights():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.attn = nnx.MultiHeadAttention(2, 4, 4, decode=False, rngs=rngs)
+            self.out = nnx.Linear(4, 2, rngs=rngs)
+
+    model = Model(nnx.Rngs(0))
+    given = nnx.state(model, nnx.Param)
+    nnx.update(model, jax.tree.map(lambda leaf: leaf + 1, given))
+    before = jax.device_get(nnx.as_pure(nnx.state(model, nnx.Param)))
+    tx = circuit_optimizer(optax.sgd, multipliers={"qk": 4.0, "ov": 2.0, "rest": 1.0}, learning_rate=0.5)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
+    moved = jax.tree.map(
+        lambda a, b: np.unique(np.round(a - b, 4)).item(),
+        before,
+        jax.device_get(nnx.as_pure(nnx.state(model, nnx.Param))),
+    )
+    assert {moved["attn"][name]["kernel"] for name in ("query", "key")} == {2.0}
+    assert (moved["attn"]["value"]["bias"], moved["attn"]["out"]["kernel"], moved["out"]["kernel"]) == (1.0, 1.0, 0.5)
+
+
+def test_equinox_with_fused_leaves_and_none():
+    class Attention(eqx.Module):
+        qkv: eqx.nn.Linear
+        proj: eqx.nn.Linear
+        heads: int = eqx.field(static=True)
+
+    key = jax.random.key(0)
+    model = Attention(eqx.nn.Linear(4, 12, use_bias=False, key=key), eqx.nn.Linear(4, 4, key=key), 2)
+    params = eqx.filter(model, eqx.is_inexact_array)
+    tx = circuit_optimizer(ADAMW, multipliers={"qk": 4.0, "ov": 1.0}, learning_rate=0.1)
+    state = tx.init(params)
+    updates, state = tx.update(jax.tree.map(jnp.ones_like, params), state, params)
+    moved = jax.tree.map(lambda a, b: np.asarray(b + 0.1 * a * 0.1), params, updates)
+    assert eqx.apply_updates(model, updates).heads == 2
+    np.testing.assert_allclose(
+        np.asarray(updates.qkv.weight)[:8] + 0.4 * 0.1 * np.asarray(model.qkv.weight)[:8], -0.4, rtol=1e-4
+    )
+    np.testing.assert_allclose(moved.qkv.weight[8:], -0.1, rtol=1e-4)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    repeats=st.integers(1, 3),
+    before=st.lists(st.integers(1, 3), max_size=2),
+    after=st.lists(st.integers(1, 3), max_size=2),
+)
+def test_splitting_loses_nothing_on_random_trees(sizes, repeats, before, after):
+    stops = np.cumsum(sizes).tolist()
+    parts = tuple((f"l{i}", stop - size, stop) for i, (size, stop) in enumerate(zip(sizes, stops, strict=True)))
+    slices = Slices(-1 - len(after), parts, repeats)
+    shape = (*before, slices.size, *after)
+    leaf = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    labels, tree = {"a": [slices, "rest"]}, {"a": [leaf, np.ones(2)]}
+    found = split(labels, tree)
+    flat = found["a"][0]
+    assert len(flat) == len(sizes) == len(part_labels(labels)["a"][0])
+    axis = len(before)
+    rows = np.moveaxis(leaf, axis, 0).reshape(repeats, stops[-1], -1)
+    for part, (_, start, stop) in zip(flat, parts, strict=True):
+        own = np.asarray(part)
+        own = own[None] if own.ndim < leaf.ndim else np.moveaxis(own, axis, 0)
+        np.testing.assert_array_equal(own.reshape(repeats, stop - start, -1), rows[:, start:stop])
+    np.testing.assert_array_equal(merge(labels, found)["a"][0], leaf)
+
+
+PARAMS = drawn({"attn": {"qkv": (4, 12), "proj": (4, 4)}, "mlp": {"w": (4, 4)}, "norm": (4,)})
+WRONG = [
+    ({"decay": {"qk": -0.1}}, r"decay\['qk'\] must be a finite number >= 0"),
+    ({"decay": {"mlp": 0.1}}, r"decay must be of labels that have a multiplier, got \['mlp'\]"),
+    ({"base": optax.adamw, "decay": {"qk": 0.1}}, "base must be without decay of its own beside decay, got.*0.0001"),
+    ({"clip": 0.0}, "clip must be a finite number > 0"),
+    ({"clip": lambda count: 1.0}, "clip must be a number"),
+    ({"freeze": ("qk",)}, r"freeze must be labels without a multiplier, got \['qk'\]"),
+    ({"freeze": ("nose",)}, "multipliers 'nose' match no parameter"),
+    ({"freeze": "mlp"}, "freeze must be a list of values"),
+    (
+        {"multipliers": {"qk": 1.0}},
+        "no multiplier for attn/proj -> 'ov', attn/qkv -> qk 0:4, qk 4:8, ov 8:12 of axis -1",
+    ),
+    ({"labels": lambda params: jax.tree.map(lambda _: "kq", params)}, "no multiplier for attn/proj -> 'kq'"),
+    ({"labels": lambda params: jax.tree.map(lambda _: None, params)}, "labels must be a tree, or a prefix"),
+    ({"labels": lambda params: {"attn": "qk"}}, "labels must be a tree, or a prefix"),
+    (
+        {
+            "labels": {
+                "attn": {"qkv": Slices(-1, (("qk", 0, 8), ("ov", 8, 13))), "proj": "ov"},
+                "mlp": "rest",
+                "norm": "rest",
+            }
+        },
+        "slices of attn/qkv do not divide its axis -1: they end at 13, the axis has 12",
+    ),
+    ({"layers": {"qk": [1.0, 0.0]}}, r"layers\['qk'\] must be finite numbers > 0"),
+    ({"layers": {"qk": [1.0, -1.0]}}, r"layers\['qk'\] must be finite numbers > 0"),
+    (
+        {"layers": {"qk": [1.0, 2.0, 3.0]}},
+        r"3 multipliers of layers for 'qk', but its parameters are attn/qkv \(4, 4\)",
+    ),
+    ({"layers": {"nose": [1.0]}}, "layers must be a mapping from labels of multipliers"),
+    ({"layers": {"qk": 2.0}}, r"layers\['qk'\] must be multipliers of shape \(L,\)"),
+    ({"heads": {"qk": np.ones((1, 1, 1))}}, r"heads\['qk'\] must be of shape \(H,\) or \(L, H\)"),
+    ({"heads": {"qk": [1.0, 2.0, 3.0]}}, r"which axis of attn/qkv \(shape \(4, 4\) of one layer\) holds 3 heads"),
+    ({"heads": {"rest": [1.0, 2.0]}}, "which axis of .* holds 2 heads cannot be told"),
+    ({"heads": {"qk": [[1.0]] * 2}, "layers": {"qk": [1.0]}}, "2 layers"),
+]
+
+
+@pytest.mark.parametrize("options,said", WRONG)
+def test_wrong_input(options, said, unchecked):
+    options = {"base": optax.sgd, "multipliers": ONES} | options
+    with pytest.raises((InputError, LabelError), match=said):
+        circuit_optimizer(**options).init(PARAMS)
+    circuit_optimizer(optax.sgd, multipliers=ONES).init(PARAMS)
