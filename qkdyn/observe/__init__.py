@@ -2,9 +2,10 @@
 
 Measured on the device, kept on the device, and read when asked:
 
+    records = observe.start(1000, jax.eval_shape(measures, x))  # a buffer for 1000 records
     maps = observe.sown(variables)                              # Linen, NNX; or whatever maps a function returns
     values = observe.measure(maps, mask=mask)                   # {layer: {measure: (heads,)}}, inside jit
-    records = observe.write(records, step, values)              # into a buffer that a scan carries
+    records = observe.write(records, step, values)              # carried through scans
     observe.emit(records, logger)                               # logger(step, {"layer_0/entropy": 1.23, ...})
     observe.to_dataset(records)                                 # xarray, axes (step, layer, head)
 """
