@@ -167,12 +167,10 @@ def _layer_of(
         if len(seen) > 1:
             most = 0  # numbered, but otherwise
             break
-    if count is None and name in factors.heads and paths and not most:
-        return {}, None
+    if count is None or (count == 1 and not any(numbers.values())):
+        return dict.fromkeys(paths, 0), None
     scanned = [axis < len(shape) and shape[axis] == count for shape in shapes]
-    if count is not None and all(scanned) and (most or not any(numbers.values())):
+    if all(scanned) and (most or not any(numbers.values())):
         return {}, axis
-    if count is None:
-        return {}, None
     shown = [f"{'/'.join(path)} {shape}" for path, shape in zip(paths, shapes, strict=True)][:12]
     raise LabelError(f"{count} multipliers of layers for {name!r}, but its parameters are {', '.join(shown)}: {_DO}")

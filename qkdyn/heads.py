@@ -116,25 +116,24 @@ def _axis(entry: Entry, group: list[Entry], heads: int) -> HeadAxis | None:
             return None
         if len(shape) == 2:
             return _counted(entry, 1 - _outward(entry, group, heads), 0, heads)
-        return HeadAxis(_one_of(entry, (0, 1), heads, usual=0), heads)
+        return HeadAxis(0 if shape[0] == heads else _one_of(entry, (1,), heads), heads)
     if letters in ("qk", "ov", "") or len(shape) > 3:
         _fail(entry, heads)
-    query = next(
-        (e for e in group if e.letters == "q" and len(e.shape) == len(shape) and e.path[-1:] == entry.path[-1:]), entry
-    )
-    query = query if letters in ("k", "v") else entry
-    # A kernel and its bias, with heads and their size as one axis or as two.
-    split = most == 3
-    if split:
-        axis = _one_of(query, (1, 0) if len(shape) == 3 else (0,), heads, usual=1 if "kernel" in entry.path else None)
+    plain = [other for other in group if not (other.place and other.place.part.norm)]
+    if most == 3:
+        # (d, heads, size) or (heads, d, size), biases (heads, size); keys and values as the query that has all heads.
+        like = next((other for other in plain if other.letters == "q" and len(other.shape) == len(shape)), entry)
+        axes = (0,) if len(shape) == 2 else (1,) if "kernel" in entry.path else (0, 1)
+        axis = 0 if len(shape) == 2 else _one_of(like, axes, heads)
         return HeadAxis(axis, shape[axis])
-    if letters == "v":
-        key = next((e for e in group if e.letters == "k" and len(e.shape) == len(shape)), None)
-        count = _axis(key, group, heads) if key else None
-        axis = 0 if len(shape) == 1 else _outward(query, group, heads)
-        return HeadAxis(axis, count.number) if count else _counted(entry, axis, 0, heads)
-    axis = 0 if len(shape) == 1 else _outward(query, group, heads)
-    return _counted(entry, axis, query.shape[axis], heads)
+    kernel = next((other for other in plain if other.letters == "q" and len(other.shape) == 2), entry)
+    axis = 0 if len(shape) == 1 else _outward(entry, group, heads)
+    key = next((other for other in plain if other.letters == "k"), None)
+    if letters == "v" and key is not None:
+        at = _axis(key, group, heads)
+        return HeadAxis(axis, at.number if at else heads)
+    whole = kernel.shape[_outward(kernel, group, heads)] if letters == "k" and len(kernel.shape) == 2 else 0
+    return _counted(entry, axis, whole, heads)
 
 
 def _counted(entry: Entry, axis: int, width: int, heads: int) -> HeadAxis:
@@ -145,10 +144,8 @@ def _counted(entry: Entry, axis: int, width: int, heads: int) -> HeadAxis:
     return HeadAxis(axis, entry.shape[axis] // (width // heads))
 
 
-def _one_of(entry: Entry, axes: Sequence[int], heads: int, usual: int | None) -> int:
+def _one_of(entry: Entry, axes: Sequence[int], heads: int) -> int:
     possible = [axis for axis in axes if entry.shape[axis] == heads]
-    if usual in possible:
-        return usual  # pyright: ignore[reportReturnType]
     if len(possible) != 1:
         _fail(entry, heads)
     return possible[0]
@@ -185,6 +182,6 @@ def _outward(entry: Entry, group: list[Entry], heads: int) -> int:
 def _fail(entry: Entry, heads: int) -> NoReturn:
     path = "/".join(entry.path)
     raise LabelError(
-        f"which axis of {path} (shape {entry.shape} of one layer) holds {heads} heads cannot be told; say it, counted without "
-        f"an axis of layers, by head_axes={{{'/'.join(entry.path[-2:])!r}: 0}}, or give as many multipliers as there are heads"
+        f"which axis of {path} (shape {entry.shape}) holds {heads} heads cannot be told; say it by head_axes="
+        f"{{{'/'.join(entry.path[-2:])!r}: 0}}, counted without the axis of scanned layers, for which heads are of shape (L, H)"
     )

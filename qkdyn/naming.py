@@ -12,9 +12,9 @@ _FILL = frozenset(
 )
 _NORM = frozenset(("norm", "ln", "layernorm", "rmsnorm", "rms", "l2norm"))
 _LETTER = {
-    **dict.fromkeys(("q", "query", "queries"), "q"),
-    **dict.fromkeys(("k", "key", "keys"), "k"),
-    **dict.fromkeys(("v", "value", "values"), "v"),
+    **dict.fromkeys(("q", "query", "queries", "qs"), "q"),
+    **dict.fromkeys(("k", "key", "keys", "ks"), "k"),
+    **dict.fromkeys(("v", "value", "values", "vs"), "v"),
     **dict.fromkeys(("o", "out", "output", "outputs"), "o"),
 }
 _FUSED = frozenset(("qkv", "qvk", "kqv", "kvq", "vqk", "vkq", "kv", "vk", "qk", "kq", "ov"))

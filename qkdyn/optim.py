@@ -191,7 +191,7 @@ def check_labels(full: Any, params: Any, multipliers: Mapping[str, Any], freeze:
     if wrong:
         shown = ", ".join(wrong[:30]) + (f" and {len(wrong) - 30} more" if len(wrong) > 30 else "")
         raise LabelError(f"no multiplier for {shown}; the multipliers are {', '.join(map(repr, multipliers))}")
-    unused = known - names
+    unused = known - names - {"rest"}  # everything else may be nothing
     if unused:
         raise LabelError(
             f"multipliers {', '.join(map(repr, sorted(unused)))} match no parameter; the labels are "

@@ -130,14 +130,14 @@ def test_clipping_counts_what_is_trained_and_nothing_else():
         "q": np.full(4, 3.0, np.float32),
         "k": np.zeros(4, np.float32),
         "v": np.full(4, 4.0, np.float32),
-        "fc": np.full(9, 50.0),
+        "norm": np.full(9, 50.0, np.float32),
     }
     rates = {"qk": 1.0, "ov": 10.0}
     tx = circuit_optimizer(optax.sgd, multipliers=rates, clip=5.0, freeze=("rest",))
     updates = tx.update(gradient, tx.init(gradient), gradient)[0]
     np.testing.assert_allclose(-updates["q"], np.full(4, 1.5), rtol=1e-6)  # the norm is 10
     np.testing.assert_allclose(-updates["v"], np.full(4, 20.0), rtol=1e-6)
-    assert not np.any(updates["fc"])
+    assert not np.any(updates["norm"])
 
 
 def test_one_compilation_for_all_multipliers_clips_decays_layers_and_heads():
@@ -365,7 +365,7 @@ WRONG = [
     ({"layers": {"nose": [1.0]}}, "layers must be a mapping from labels of multipliers"),
     ({"layers": {"qk": 2.0}}, r"layers\['qk'\] must be multipliers of shape \(L,\)"),
     ({"heads": {"qk": np.ones((1, 1, 1))}}, r"heads\['qk'\] must be of shape \(H,\) or \(L, H\)"),
-    ({"heads": {"qk": [1.0, 2.0, 3.0]}}, r"which axis of attn/qkv \(shape \(4, 4\) of one layer\) holds 3 heads"),
+    ({"heads": {"qk": [1.0, 2.0, 3.0]}}, r"which axis of attn/qkv \(shape \(4, 4\)\) holds 3 heads"),
     ({"heads": {"rest": [1.0, 2.0]}}, "which axis of .* holds 2 heads cannot be told"),
     ({"heads": {"qk": [[1.0]] * 2}, "layers": {"qk": [1.0]}}, "2 layers"),
 ]

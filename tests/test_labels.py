@@ -136,6 +136,7 @@ NAMES = {
     "to_q to_k to_v to_out": "qk qk ov ov",
     "q_lin k_lin v_lin out_lin": "qk qk ov ov",
     "queries keys values fc_out": "qk qk ov ov",
+    "w_qs w_ks w_vs fc": "qk qk ov ov",
     "c_q c_k c_v c_proj": "qk qk ov ov",
     "q k v Dense_0": "qk qk ov ov",
     "queryProj keyProj valueProj outProj": "qk qk ov ov",
@@ -154,7 +155,7 @@ def test_usual_names_at_any_depth_with_grouped_queries(names, depth, lead, heads
     kernels = {q: (8, 8), k: (8, 2 * heads), v: (8, 2 * heads), o: (8, 8)}
     tree = {name: {"kernel": (*before, *shape)} for name, shape in kernels.items()}
     for i in range(depth):
-        tree = {f"layers_{i}": tree, "c_proj": (*before, 8, 8), "fc": {"out": (*before, 8)}}
+        tree = {f"layers_{i}": tree, "c_proj": (*before, 8, 8), "dense": {"out": (*before, 8)}}
     labels = labelled({"model": tree, "value_head": (8, 1), "key_embed": (8,)})
     inside = {path: label for path, label in labels.items() if path.endswith("kernel")}
     assert inside == expected(inside, **dict(zip((q, k, v, o), NAMES[names].split(), strict=True)))
