@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import tyro
 
-from experiments.records import ArmOptions, RecordPlace, opened, settle, warn_of_replaced
+from experiments.records import ArmOptions, RecordPlace, opened, refuse_others, settle, warn_of_replaced
 from experiments.synthetic.arms import Arm, as_coded, as_written, controlled
 from experiments.synthetic.tables import arms_frame, matched_frame, runs_frame, show
 from experiments.synthetic.train import PARTS, train_arm
@@ -62,6 +62,8 @@ PROTOCOLS = {
 class Options(ArmOptions):
     """How it is run; no result depends on it."""
 
+    undrawn: ClassVar[tuple[str, ...]] = (*ArmOptions.undrawn, "arms")
+
     protocol: str = "as_coded"
     """One of: as_coded, as_written, controlled, quick."""
     arms: tuple[str, ...] = ()
@@ -93,20 +95,24 @@ def place(folder: Path, arm: Arm, evaluation: int) -> RecordPlace:
     return RecordPlace(folder, arm.name, as_dict(arm), digest(arm), parts, {"evaluation": evaluation})
 
 
+def places(config: Config, folder: Path) -> list[RecordPlace]:
+    """Where the records of all arms are."""
+    return [place(folder, arm, config.evaluation) for arm in config.trained]
+
+
 def train(config: Config, arms: Sequence[Arm], options: Options) -> None:
     """Have a record of each arm; those that are not there yet are trained."""
     known = {arm.name: arm for arm in config.trained}
-    places = [place(options.folder, arm, config.evaluation) for arm in config.trained]
-    places = settle(places, [arm.name for arm in arms], options)
+    chosen = settle(places(config, options.folder), [arm.name for arm in arms], options)
     with on_request() as request:
-        for own in places:
+        for own in chosen:
             arm = known[own.name]
             own.take_up(options, lambda store, update: train_arm(arm, config.evaluation, store, request, update))  # noqa: B023
 
 
 def finished(config: Config, folder: Path) -> list[dict[str, Any]]:
     """The records that are there, in the protocol's order."""
-    found = (place(folder, arm, config.evaluation).read() for arm in config.trained)
+    found = (own.read() for own in places(config, folder))
     return [record for record in found if record is not None]
 
 
@@ -135,13 +141,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         Machine().join()
     with lock(opened(folder, options)):
         begun = time.monotonic()
+        refuse_others(places(config, folder), options)
         if not options.draw_only:
             train(config, arms, options)
         records = finished(config, folder)
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
         if options.draw_only:
-            warn_of_replaced([place(folder, arm, config.evaluation) for arm in config.trained])
+            warn_of_replaced(places(config, folder))
         retract(folder)
         files = draw(records, folder)
         seconds = time.monotonic() - begun

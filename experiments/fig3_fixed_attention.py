@@ -26,7 +26,7 @@ import jax
 import numpy as np
 import tyro
 
-from experiments.records import ArmOptions, Record, RecordPlace, opened, settle, warn_of_replaced
+from experiments.records import ArmOptions, Record, RecordPlace, opened, refuse_others, settle, warn_of_replaced
 from experiments.synthetic import published
 from experiments.synthetic.fixed_tables import compared_frame, curves_frame, show, summary_frame
 from qkdyn.config import as_dict, digest, main_guard, parse
@@ -184,12 +184,18 @@ def _short(values: np.ndarray, digits: int) -> list[float]:
     return [float(f"{value:.{digits}g}") for value in values]
 
 
+def places(config: Config, folder: Path) -> list[RecordPlace]:
+    """Where the records of the arms of all protocols are: what one of them left is drawn by the others too."""
+    return [place(folder, arm) for arm in dataclasses.replace(config, trained=tuple(KINDS)).arms()]
+
+
 def train(config: Config, options: Options) -> None:
     """Have a record of each arm; those that are not there yet are trained."""
-    arms = config.arms()
-    places = settle([place(options.folder, arm) for arm in arms], [arm.name for arm in arms], options)
+    known = {arm.name: arm for arm in config.arms()}
+    chosen = settle(places(config, options.folder), list(known), options)
     with on_request() as request:
-        for arm, own in zip(arms, places, strict=True):
+        for own in chosen:
+            arm = known[own.name]
             own.take_up(options, lambda store, update: train_arm(arm, store, request, update))  # noqa: B023
 
 
@@ -223,16 +229,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         Machine().join()
     with lock(opened(folder, options)):
         begun = time.monotonic()
+        every = places(config, folder)
+        refuse_others(every, options)
         if not options.draw_only:
             train(config, options)
-        found = [(own.path, own.read()) for own in (place(folder, arm) for arm in config.arms())]
-        records = [record for _, record in found if record is not None]
+        found = {own.name: (own.path, record) for own in every if (record := own.read()) is not None}
+        records = [record for _, record in found.values()]
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
         if options.draw_only:
-            warn_of_replaced([place(folder, arm) for arm in config.arms()])
+            warn_of_replaced(every)
+        config = dataclasses.replace(config, trained=tuple(k for k in KINDS if k in found or k in config.trained))
         retract(folder)
-        files = [*draw(records, folder), *(path for path, record in found if record is not None)]
+        files = [*draw(records, folder), *(path for path, _ in found.values())]
         record = manifest(
             as_dict(config),
             wall_seconds=time.monotonic() - begun,

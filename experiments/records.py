@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from qkdyn.config import refuse_undrawn
 from qkdyn.errors import ConflictError, InputError, OutputError, check_positive
 from qkdyn.files import prepare_folder, refusals, write_text
 from qkdyn.progress import Update, track
@@ -23,6 +25,9 @@ Record = dict[str, Any]
 class ArmOptions:
     """How it is run; no result depends on it."""
 
+    # What only training takes, and --draw-only refuses.
+    undrawn: ClassVar[tuple[str, ...]] = ("checkpoint_seconds",)
+
     protocol: str
     """Which of the protocols."""
     quick: bool = False
@@ -32,7 +37,7 @@ class ArmOptions:
     draw_only: bool = False
     """Redraw from the records in `out`; train nothing."""
     fresh: bool = False
-    """Forget what `out` holds of these arms, and train them anew."""
+    """Forget what `out` holds of these arms, and all of another protocol, and train them anew."""
     checkpoint_seconds: float = 30.0
     """Seconds between checkpoints."""
 
@@ -42,6 +47,7 @@ class ArmOptions:
         check_positive("checkpoint_seconds", self.checkpoint_seconds, zero=True)
         if self.draw_only and self.fresh:
             raise InputError("--draw-only trains nothing and --fresh trains anew; leave out one of the two")
+        refuse_undrawn(self, self.undrawn)
 
     @property
     def is_quick(self) -> bool:
@@ -90,7 +96,7 @@ class RecordPlace:
                 text = self.path.read_text()
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            record = json.loads(text)
+            record = json.loads(text, parse_int=_whole)
             theirs = record["arm"] | {name: record[name] for name in beside}
             found, lines = record["digest"], differences(theirs, {**self.arm, **beside})
         if lines:
@@ -135,6 +141,14 @@ class RecordPlace:
     def take_up(self, options: ArmOptions, train: Callable[[Store, Update], Record]) -> Record:
         """The record that is there, or else the one that `train` returns: `take_up_together` for one arm."""
         return take_up_together([self], options, lambda _, store, update: {self.name: train(store, update)})[0]
+
+
+def _whole(digits: str) -> int:
+    """An integer of a record; ValueError where it is beyond every float, which nothing that is measured is."""
+    number = int(digits)
+    if abs(number) > sys.float_info.max:
+        raise ValueError(f"it holds an integer of {len(digits)} digits")
+    return number
 
 
 def take_up_together(
@@ -212,8 +226,9 @@ def settle(
     everything else is checked first, and `ready` called, which raises where there is nothing to train on.
 
     Raises:
-        ConflictError, OutputError: see `RecordPlace.read`. Whatever `ready` raises; nothing is forgotten then.
+        ConflictError, OutputError: see `RecordPlace.read`, `refuse_others`. Whatever `ready` raises; nothing is forgotten then.
     """
+    refuse_others(places, options)
     own = [known for known in places if known.name in chosen]
     taken = kept(places, chosen, options)
     for known in taken:
@@ -221,10 +236,68 @@ def settle(
     warn_of_replaced(taken)
     if options.fresh:
         ready()
+        _forget_others(places)
         for known in own:
             retract(known.folder)
             known.forget()
     return own
+
+
+def _others(places: Sequence[RecordPlace]) -> list[Path]:
+    """Records in the folder of these places, of arms that are none of theirs."""
+    names = {known.path.name for known in places}
+    return [path for path in sorted((places[0].folder / "arms").glob("*.json")) if path.name not in names]
+
+
+def refuse_others(places: Sequence[RecordPlace], options: ArmOptions) -> None:
+    """What is there of another protocol must not be lost, nor its tables stay beside those of this one.
+
+    Args:
+        places: all of the protocol, in one folder.
+        options: with `fresh` what is there of another protocol may go, see `settle`.
+
+    Raises:
+        ConflictError: the folder has records of arms that the protocol has not.
+    """
+    found = _others(places)
+    if not found or options.fresh:
+        return
+    names = ", ".join(path.stem for path in found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
+    argv = _manifest(places[0].folder).get("argv")
+    made = f", made by `{' '.join(map(str, argv))}`" if isinstance(argv, list) and argv else ""
+    mine = f"--protocol {'quick' if options.is_quick else options.protocol}" + " --tune" * getattr(
+        options, "tune", False
+    )
+    do = "the protocol that they are of" if options.draw_only else "--fresh, which removes them"
+    raise ConflictError(
+        f"{places[0].folder} has results of another protocol (arms {names}{made}), whose tables and figures {mine} would "
+        f"overwrite; take another --out, or {do}"
+    )
+
+
+def _forget_others(places: Sequence[RecordPlace]) -> None:
+    """Remove the records of arms that are none of these, their checkpoints, and what was drawn from them."""
+    folder, others = places[0].folder, _others(places)
+    if not others:
+        return
+    drawn = [name for name in _manifest(folder).get("sha256", {}) if Path(name).name == name]
+    retract(folder)
+    ours = {known.name for known in places}
+    with refusals(folder):
+        for path in [*others, *(folder / name for name in drawn)]:
+            path.unlink(missing_ok=True)
+        for home in (folder / "checkpoints").glob("*/"):
+            if not ours.intersection(_arms_of(home)):
+                shutil.rmtree(home)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What run.json says; nothing where there is none or it is damaged."""
+    try:
+        found = json.loads((folder / "run.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("sha256"), dict) else {}
 
 
 def warn_of_replaced(places: Sequence[RecordPlace]) -> None:

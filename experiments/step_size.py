@@ -19,6 +19,7 @@ import numpy as np
 from experiments import sweep as sweeps
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import InputError, check_positive
+from qkdyn.experiment import refuse_other_protocol
 from qkdyn.figures import draw_step_size
 from qkdyn.figures.step_size import CELL, cell_of, check_differences
 from qkdyn.progress import track
@@ -211,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         options.machine.join()
         with lock(prepare_folder(options.folder)):
+            refuse_other_protocol(PROTOCOLS, options, options.folder)
             begun = time.monotonic()
             frame = run(config)
             command = ["python", "-m", "experiments.step_size", *arguments]

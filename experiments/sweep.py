@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkdyn.circuits import on_ansatz
-from qkdyn.config import INTERRUPTED, as_dict, digest, main_guard, parse
+from qkdyn.config import INTERRUPTED, as_dict, digest, main_guard, parse, refuse_undrawn
 from qkdyn.errors import InputError, Interrupted, check_count, check_positive
 from qkdyn.figures import draw_sweep
 from qkdyn.metrics.overlay import with_bounds, with_theory
@@ -142,6 +142,7 @@ class Options:
             check_count("max_runs", self.max_runs)
         if self.out is not None and self.out == Path() and not self.out.name:
             raise InputError("out must name a folder, not the current one; leave it out for results/sweep")
+        refuse_undrawn(self, ("draw", "fresh", "checkpoint_seconds", "checkpoints", "max_runs", "exact", "machine"))
 
     @property
     def folder(self) -> Path:

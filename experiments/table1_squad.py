@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import tyro
 
-from experiments.records import ArmOptions, Record, RecordPlace, kept, opened, settle, warn_of_replaced
+from experiments.records import ArmOptions, Record, RecordPlace, kept, opened, refuse_others, settle, warn_of_replaced
 from experiments.squad import arms, cost, tables
 from experiments.squad.arms import Protocol
 from experiments.squad.data import load
@@ -32,7 +32,7 @@ from experiments.squad.train import train_run
 from experiments.squad.tune import base_of, candidates, chosen_rate, tuned_frame, tuning_verdict
 from experiments.squad.verdict import verdict
 from qkdyn.config import as_dict, digest, main_guard, parse
-from qkdyn.errors import ConflictError, InputError, OutputError, reject
+from qkdyn.errors import ConflictError, OutputError, reject
 from qkdyn.figures.squad import draw_squad, draw_squad_tuning
 from qkdyn.files import write_text
 from qkdyn.results import manifest, retract, write_manifest
@@ -59,6 +59,8 @@ PROTOCOLS = {name: Config(arms.protocol(name)) for name in ("controlled", "as_co
 class Options(ArmOptions):
     """How it is run; no result depends on it but by what is asked for."""
 
+    undrawn: ClassVar[tuple[str, ...]] = (*ArmOptions.undrawn, "arms", "seeds", "data")
+
     protocol: str = "controlled"
     """One of: controlled, as_coded, as_written, quick."""
     scale: str = "laptop"
@@ -73,11 +75,6 @@ class Options(ArmOptions):
     """Folder with squad/ and gpt2_bpe/, or the files themselves; default $QKDYN_DATA, or data/."""
     vectors: Path | None = None
     """Text file of pretrained token vectors (GloVe's format) of the model's width, as published; default drawn ones."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.draw_only and self.data is not None:
-            raise InputError("--draw-only draws what is recorded and takes no --data; leave out one of the two")
 
     @property
     def folder(self) -> Path:
@@ -229,9 +226,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         Machine().join()
     with lock(opened(folder, options)):
         begun = time.monotonic()
+        refuse_others(places(folder, protocol), options)
         if not options.draw_only:
             data = reader(protocol, runs, options)
             settle(places(folder, protocol), [run.name for run in runs], options, data)
+            if options.data is not None:
+                # Finished records need none; data that are named must be theirs all the same.
+                data()
             if options.tune:
                 train(protocol, [run for run in runs if run.arm.qk == 1], options, data)
                 rate = chosen_rate(by_arm(finished(protocol, folder), protocol))

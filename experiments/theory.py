@@ -17,7 +17,7 @@ from experiments.laboratory.check import Check
 from experiments.laboratory.page import page, show
 from qkdyn.config import as_dict, digest, main_guard, parse
 from qkdyn.errors import InputError, reject
-from qkdyn.experiment import TableOptions
+from qkdyn.experiment import TableOptions, refuse_other_protocol
 from qkdyn.figures.laboratory import draw_laboratory
 from qkdyn.files import prepare_folder, write_text
 from qkdyn.progress import track
@@ -141,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         Machine().join()
         with lock(prepare_folder(folder)):
+            refuse_other_protocol(PROTOCOLS, options, folder)
             begun = time.monotonic()
             frame, tables = run(config)
             files = write(frame, tables, config, folder, time.monotonic() - begun, [*prog.split(), *arguments])

@@ -67,20 +67,20 @@ def parse(
         description: one sentence for the help.
 
     Raises:
-        InputError: unknown protocol. SystemExit: as usual for a command line (0 for help, 2 for a wrong value).
+        InputError: unknown protocol, or an option of `options` that takes several values and is given none. SystemExit: as
+            usual for a command line (0 for help, 2 for a wrong value).
     """
     import tyro
 
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # The protocol has to be known before its fields can be defaults.
-    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    early.add_argument("--protocol")
-    named = early.parse_known_args([word for word in arguments if word not in ("-h", "--help")])[0].protocol
-    quick = "--quick" in arguments
+    asked = [word for word in arguments if word not in ("-h", "--help")]
+    named, quick = _protocol(protocols, asked), "--quick" in arguments
     if quick and named not in (None, "quick"):
         reject("--protocol", named, "left out, or quick, beside --quick")
-    name = "quick" if quick else named or next(iter(protocols))
+    name = "quick" if quick else next(iter(protocols)) if named is None else named
     config = choose(protocols, name)
+    if asked == arguments:
+        _refuse_empty(options, arguments)
     flags = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     fields = [("config", type(config), config), ("options", type(options), options)]
     command = dataclasses.make_dataclass("Command", fields, frozen=True)
@@ -89,6 +89,36 @@ def parse(
         changed = ", ".join(_changed(as_dict(config), as_dict(parsed.config)))
         raise InputError(f"--draw-only draws what is recorded and takes no {changed}; leave that out, or --draw-only")
     return parsed.config, parsed.options
+
+
+def _protocol(protocols: Mapping[str, Any], arguments: Sequence[str]) -> str | None:
+    """The protocol that is named; it has to be known before its fields can be defaults."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    early.add_argument("--protocol")
+    try:
+        return early.parse_known_args(arguments)[0].protocol
+    except argparse.ArgumentError:
+        raise InputError(f"--protocol must be followed by one of {', '.join(protocols)}, or be left out") from None
+
+
+def _refuse_empty(options: Any, arguments: Sequence[str]) -> None:
+    """InputError for an option of several values that names none: it would be taken for one that was left out, for all."""
+    several = {field.name for field in dataclasses.fields(options) if isinstance(getattr(options, field.name), tuple)}
+    for word, after in zip(arguments, [*arguments[1:], "--"], strict=True):
+        if word.startswith("--") and word[2:].replace("-", "_") in several and after.startswith("--"):
+            raise InputError(f"{word} must be followed by at least one value, got none; name one, or leave {word} out")
+
+
+def refuse_undrawn(options: Any, names: Sequence[str]) -> None:
+    """InputError where one of these fields is not its default beside --draw-only, which would pass over it."""
+    if not options.draw_only:
+        return
+    for field in dataclasses.fields(options):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        if field.name in names and getattr(options, field.name) != default:
+            said = f"--{'no-' if default is True else ''}{field.name.replace('_', '-')}"
+            raise InputError(f"--draw-only draws what is recorded and takes no {said}; leave out one of the two")
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

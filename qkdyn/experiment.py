@@ -1,5 +1,6 @@
 """An experiment whose whole record is one table: run, write, draw, vouch for it, and draw again from the table alone."""
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from qkdyn.config import as_dict, digest, parse
-from qkdyn.errors import InputError
+from qkdyn.errors import ConflictError, InputError
 from qkdyn.files import prepare_folder, write_text
 from qkdyn.results import load_frame, manifest, retract, warn_unless_vouched, write_manifest
 from qkdyn.train.lock import lock
@@ -29,7 +30,8 @@ class TableOptions:
     quick: bool = False
     """Short for --protocol quick."""
     out: Path | None = None
-    """Folder for the results; default results/<name>, or results/quick/<name> for the quick protocol."""
+    """Folder for the results; default results/<name>, results/quick/<name> for the quick protocol, and a folder of its own in
+    results/<name> for any other but the first."""
     draw_only: bool = False
     """Redraw figures and tables from the record in `out`; compute nothing."""
 
@@ -40,7 +42,32 @@ class TableOptions:
     def folder(self, name: str) -> Path:
         """Where the results of the experiment `name` go."""
         quick = self.quick or self.protocol == "quick"
-        return (self.out or Path("results") / ("quick" if quick else "") / name).absolute()
+        own = "" if quick or self.protocol == "reference" else self.protocol
+        return (self.out or Path("results") / ("quick" if quick else "") / name / own).absolute()
+
+
+def refuse_other_protocol(protocols: Mapping[str, Any], options: Any, folder: Path) -> None:
+    """What another protocol left in a folder must not be overwritten without a word.
+
+    Args:
+        protocols: frozen configs by name.
+        options: has the fields `protocol` and `quick`.
+        folder: of the results.
+
+    Raises:
+        ConflictError: run.json there has the settings of another protocol as it is.
+    """
+    try:
+        theirs = json.loads((folder / "run.json").read_bytes())["config"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return
+    name = "quick" if options.quick else options.protocol
+    for other, config in protocols.items():
+        if other != name and config != protocols[name] and theirs == as_dict(config):
+            raise ConflictError(
+                f"{folder} has the results of --protocol {other}, which --protocol {name} would overwrite; take another --out, "
+                "or remove them"
+            )
 
 
 @dataclass(frozen=True)
@@ -79,6 +106,7 @@ class TableExperiment:
                 files = [folder / TABLE, *self.draw(frame, folder)]
         else:
             with lock(prepare_folder(folder)):
+                refuse_other_protocol(self.protocols, options, folder)
                 begun = time.monotonic()
                 frame = self.run(config)
                 files = self.write(frame, config, folder, time.monotonic() - begun, [*prog.split(), *arguments])

@@ -108,8 +108,11 @@ def write_bytes(path: str | Path, data: bytes | memoryview) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Write `text` as UTF-8 with plain newlines to `path` in the manner of `write_atomic`."""
-    return write_bytes(path, text.encode())
+    """Write `text` as UTF-8 with plain newlines to `path` in the manner of `write_atomic`.
+
+    What UTF-8 has no bytes for, such as a file's name that is no text, is written as its escape: it must not cost the work.
+    """
+    return write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def _alive(pid: int) -> bool:
@@ -141,9 +144,11 @@ def prepare_folder(path: str | Path) -> Path:
         The folder.
 
     Raises:
-        OutputError: a file is in the way, or the folder cannot be created or written; nothing was left behind in it.
+        OutputError: a file is in the way, or the folder cannot be named so, created or written; nothing was left behind in it.
     """
     folder = Path(path)
+    if "\0" in str(folder):
+        raise OutputError(f"cannot write {str(folder)!r}: a name of a folder has no NUL; choose another --out")
     probe = _temporary(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """What a record of a run on questions must hold: one that was edited or damaged is refused before anything is drawn from it."""
 
 import itertools
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -96,7 +96,7 @@ def _numbers(values: Any, at: str, count: int | None = None, *, known: bool = Tr
 
 
 def _real(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _count(value: Any, least: int) -> bool:

@@ -16,6 +16,7 @@ from experiments.records import (
     RecordPlace,
     kept,
     opened,
+    refuse_others,
     settle,
     take_up_together,
     warn_of_replaced,
@@ -27,7 +28,7 @@ from experiments.text.schema import check_record
 from experiments.text.task import Task
 from experiments.text.train import train_group
 from qkdyn.config import as_dict, digest
-from qkdyn.errors import ConflictError, InputError, OutputError, reject
+from qkdyn.errors import ConflictError, OutputError, reject
 from qkdyn.figures.text_records import Called
 from qkdyn.figures.text_tuning import draw_tuning
 from qkdyn.files import write_text
@@ -53,6 +54,7 @@ class TextOptions(ArmOptions):
     """How it is run; no result depends on it but by what is asked for."""
 
     home: ClassVar[str] = ""
+    undrawn: ClassVar[tuple[str, ...]] = (*ArmOptions.undrawn, "arms", "data")
 
     protocol: str = "controlled"
     """Which of the protocols."""
@@ -64,11 +66,6 @@ class TextOptions(ArmOptions):
     """The paper's tuning instead: a base rate by validation, then a multiplier of QK at that rate."""
     data: Path | None = None
     """Folder with the data; default $QKDYN_DATA, or data/."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.draw_only and self.data is not None:
-            raise InputError("--draw-only draws what is recorded and takes no --data; leave out one of the two")
 
     @property
     def folder(self) -> Path:
@@ -122,9 +119,13 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
         Machine().join()
     with lock(opened(folder, options)):
         begun = time.monotonic()
+        refuse_others(places(folder, protocol), options)
         if not options.draw_only:
             data = reader(experiment, protocol, names, options)
             settle(places(folder, protocol), names, options, data)
+            if options.data is not None:
+                # Finished records need none; data that are named must be theirs all the same.
+                data()
             if options.tune:
                 train(experiment.task, protocol, [arm.name for arm in protocol.groups[0]], options, data)
                 names = tune.chosen_group(finished(protocol, folder), protocol, experiment.tuned.by)
