@@ -3,6 +3,7 @@
 Imported only where a flow is asked for, because it brings diffrax in.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import diffrax
@@ -121,7 +122,7 @@ def _solve(
 FACTORS = {"qk": ("W_K", "W_Q"), "ov": ("W_O", "W_V")}
 
 
-def unbalance(params: Matrices, scales: dict[str, float]) -> Params:
+def unbalance(params: Matrices, scales: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """The same function with W_O (or W_K) multiplied and W_V (or W_Q) divided by a circuit's scale.
 
     Factors that were balanced along a singular direction of product p get the imbalance p (scale^2 - 1/scale^2).
@@ -145,5 +146,7 @@ def unbalance(params: Matrices, scales: dict[str, float]) -> Params:
                 f"scales[{circuit!r}]", scale, "left out where the circuit is collapsed", f"{form} has no factors there"
             )
         left, right = FACTORS[circuit]
-        changed[circuit] |= {left: changed[circuit][left] * by, right: changed[circuit][right] / by}
+        # In numpy, which keeps double precision whatever JAX's default is.
+        one, other = (np.asarray(changed[circuit][name]) for name in (left, right))
+        changed[circuit] |= {left: one * by, right: other / by}
     return changed
