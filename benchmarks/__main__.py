@@ -21,6 +21,7 @@ from benchmarks.devices import devices
 from benchmarks.measure import Bench, Row
 from benchmarks.memory import memory
 from benchmarks.omega import omega
+from benchmarks.optimizer import optimizer
 from benchmarks.squad import squad
 from benchmarks.startup import startup
 from benchmarks.text import text
@@ -45,6 +46,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "memory": memory,
     "theory": theory,
     "omega": omega,
+    "optimizer": optimizer,
     "tokens": tokens,
     "text": text,
     "squad": squad,

@@ -68,11 +68,9 @@ def _rate(rate: Any, multiplier: Any) -> str:
 
 def _aligned(lines: list[tuple[str, ...]], totals: int) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    aligned = (str.ljust, str.ljust, str.ljust, str.rjust, str.ljust)
     texts = [
-        "  ".join(
-            cell.rjust(width) if i == 3 else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+        "  ".join(align(cell, width) for align, cell, width in zip(aligned, line, widths, strict=True))
         for line in lines
     ]
     rule = "-" * max(len(text.rstrip()) for text in texts)

@@ -101,7 +101,10 @@ def circuit_optimizer(
         if clip is not None:
             updates = _clipped(updates, part_labels(full), frozen, clip)
         params = None if params is None else split(full, params)
-        updates, state = optax.multi_transform(transforms, part_labels(full)).update(updates, state, params, **extra)
+        grouped = optax.multi_transform(transforms, part_labels(full))
+        if any(isinstance(label, Slices) for label in jax.tree.leaves(full)):
+            state = _as_made(grouped, state, updates if params is None else params)
+        updates, state = grouped.update(updates, state, params, **extra)
         return merge(full, scaled(full, updates, factors)), state
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -147,6 +150,12 @@ def _own_decay(base: Base) -> Any:
         return None
     own = None if parameter is None else parameter.default
     return own if isinstance(own, int | float) and own else None
+
+
+def _as_made(grouped: optax.GradientTransformationExtraArgs, state: Any, parts: Any) -> Any:
+    """The state in the containers that `init` made; nnx.Optimizer keeps tuples, such as parts, in containers of its own."""
+    made = jax.tree.structure(jax.eval_shape(grouped.init, parts))
+    return state if jax.tree.structure(state) == made else jax.tree.unflatten(made, jax.tree.leaves(state))
 
 
 def _clipped(updates: Any, labels: Any, frozen: tuple[str, ...], clip: Any) -> Any:

@@ -284,6 +284,22 @@ def test_nnx_optimizer_and_given_weights():
     assert (moved["attn"]["value"]["bias"], moved["attn"]["out"]["kernel"], moved["out"]["kernel"]) == (1.0, 1.0, 0.5)
 
 
+def test_nnx_optimizer_with_fused_leaves():
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.c_attn = nnx.Linear(4, 12, rngs=rngs)
+            self.c_proj = nnx.Linear(4, 4, rngs=rngs)
+
+    model = Model(nnx.Rngs(0))
+    before = np.asarray(model.c_attn.kernel[...])
+    tx = circuit_optimizer(optax.adam, multipliers={"qk": 4.0, "ov": 1.0}, learning_rate=0.1)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    for _ in range(2):
+        optimizer.update(model, jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param)))
+    moved = before - np.asarray(model.c_attn.kernel[...])
+    np.testing.assert_allclose(moved, np.repeat([[0.8, 0.8, 0.2]], 4, 1).repeat(4, 0), rtol=1e-4)
+
+
 def test_equinox_with_fused_leaves_and_none():
     class Attention(eqx.Module):
         qkv: eqx.nn.Linear

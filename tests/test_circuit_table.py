@@ -11,12 +11,8 @@ from qkdyn.circuits import circuit_labels
 from qkdyn.errors import LabelError
 from qkdyn.slices import fused
 
-PARAMS = {
-    "attn": {"qkv": np.zeros((4, 12)), "proj": np.zeros((4, 4))},
-    "mlp": {"w": np.zeros((4, 5))},
-    "norm": np.zeros(4),
-    "t": 1.0,
-}
+ATTENTION = {"qkv": np.zeros((4, 12)), "proj": np.zeros((4, 4))}
+PARAMS = {"attn": ATTENTION, "mlp": {"w": np.zeros((4, 5))}, "norm": np.zeros(4), "t": 1.0}
 
 
 def test_lines_rates_and_sums():
