@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import signal
@@ -104,7 +105,7 @@ def _protocol(protocols: Mapping[str, Any], arguments: Sequence[str]) -> str | N
 def _refuse_empty(options: Any, arguments: Sequence[str]) -> None:
     """InputError for an option of several values that names none: it would be taken for one that was left out, for all."""
     several = {field.name for field in dataclasses.fields(options) if isinstance(getattr(options, field.name), tuple)}
-    for word, after in zip(arguments, [*arguments[1:], "--"], strict=True):
+    for word, after in itertools.pairwise([*arguments, "--"]):
         if word.startswith("--") and word[2:].replace("-", "_") in several and after.startswith("--"):
             raise InputError(f"{word} must be followed by at least one value, got none; name one, or leave {word} out")
 
