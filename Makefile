@@ -9,7 +9,7 @@ ARGS ?=
 SCALE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad theory bench test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad theory bench examples test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,14 @@ squad: $(READY)  ## Table 1 on SQuAD: SCALE=laptop|full, ARGS="--protocol as_cod
 
 theory: $(READY)  ## the paper's mathematics on numbers, one page of verdicts; results/theory
 	$(BIN)/python -m experiments.theory $(ARGS)
+
+examples: $(READY)  ## train a small language model at two ratios in Linen, NNX, Equinox and, where it is installed, PyTorch; results/quick/examples
+	$(BIN)/python examples/language_linen.py --out results/quick/examples $(ARGS)
+	$(BIN)/python examples/language_nnx.py --out results/quick/examples $(ARGS)
+	$(BIN)/python examples/language_equinox.py --out results/quick/examples $(ARGS)
+	@if $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; \
+	then $(BIN)/python examples/pytorch_recipe.py --out results/quick/examples $(ARGS); \
+	else echo "examples/pytorch_recipe.py left out: PyTorch, an extra, is not installed ($(BIN)/pip install torch)"; fi
 
 test: $(READY)  ## run the test suite (ARGS="-k name" for a part of it)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)

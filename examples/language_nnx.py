@@ -1,0 +1,95 @@
+"""Sharper attention in a Flax NNX language model: its query-key circuit learns r times as fast as its output-value circuit.
+
+A small causal model of characters learns a story of 10 kB, at r = 1 and at r = 10 from the same start. Compared at equal
+loss on text it has not seen, attention is sharper at r = 10. Lines marked qkdyn are all that is added to a training loop.
+
+Command:  python examples/language_nnx.py [--steps 400] [--out FOLDER]
+Expect:   within a minute on two cores the table of rates, the comparison, and the figure language_nnx.png.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+from common import EVERY, options, progress, read_text, report, run_of
+from flax import nnx
+
+from qkdyn import observe
+from qkdyn.circuit_table import circuit_table
+from qkdyn.labels import circuit_labels
+from qkdyn.optim import circuit_optimizer
+
+RATIOS = (1.0, 10.0)
+LENGTH, BATCH, WIDTH, HEADS, LAYERS = 32, 16, 64, 4, 2
+RATE = 1e-3
+CAUSAL = np.tril(np.ones((1, 1, LENGTH, LENGTH), bool))  # (batch, heads, queries, keys)
+
+
+class Block(nnx.Module):
+    """Attention to earlier characters, and an MLP."""
+
+    def __init__(self, rngs):
+        self.norms = nnx.List([nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2)])
+        self.attention = nnx.MultiHeadAttention(HEADS, WIDTH, decode=False, rngs=rngs)
+        self.up, self.down = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs), nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norms[0](x), mask=CAUSAL, sow_weights=True)
+        return x + self.down(nnx.gelu(self.up(self.norms[1](x))))
+
+
+class Model(nnx.Module):
+    """Logits (batch, LENGTH, characters) of the next character."""
+
+    def __init__(self, characters, rngs):
+        self.letters, self.places = (nnx.Embed(n, WIDTH, rngs=rngs) for n in (characters, LENGTH))
+        self.blocks = nnx.List([Block(rngs) for _ in range(LAYERS)])
+        self.norm, self.out = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.Linear(WIDTH, characters, rngs=rngs)
+
+    def __call__(self, tokens):
+        x = self.letters(tokens) + self.places(jnp.arange(LENGTH)[None])
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x))
+
+
+def cross_entropy(logits, windows):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, windows[:, 1:]).mean()
+
+
+@nnx.jit
+def train_step(model, optimizer, windows):
+    gradient = nnx.grad(lambda model: cross_entropy(model(windows[:, :-1]), windows))(model)
+    optimizer.update(model, gradient)
+
+
+@nnx.jit
+def measure(model, windows):
+    logits, sown = nnx.capture(model, nnx.Intermediate)(windows[:, :-1])
+    return cross_entropy(logits, windows), observe.measure(observe.sown(sown), mask=CAUSAL)  # qkdyn
+
+
+def train(r, text):
+    """One run from the start that every ratio has; its loss and its attention at every record."""
+    model = Model(len(text.characters), nnx.Rngs(0))
+    rates = {"learning_rate": RATE, "multipliers": {"qk": r, "ov": 1, "rest": 1}, "labels": circuit_labels}  # qkdyn
+    if r == RATIOS[-1]:
+        print(circuit_table(nnx.state(model, nnx.Param), **rates))  # qkdyn
+    tx = circuit_optimizer(optax.adam, **rates)  # qkdyn
+    optimizer, losses, records = nnx.Optimizer(model, tx, wrt=nnx.Param), [], None
+    for step, windows in enumerate(text.batches, 1):
+        train_step(model, optimizer, windows)
+        if step % EVERY == 0:
+            loss, values = measure(model, text.held_out)
+            records = observe.write(records or observe.start(len(text.batches) // EVERY, values), step, values)  # qkdyn
+            losses.append(progress(r, step, loss))
+    return run_of(observe.to_dataset(records), losses)  # qkdyn
+
+
+def main(steps=400, out="."):
+    """Train at both ratios; print and draw the comparison."""
+    text = read_text(steps, BATCH, LENGTH)
+    return report({r: train(r, text) for r in RATIOS}, "language_nnx.png", out)
+
+
+if __name__ == "__main__":
+    main(**options(__doc__, steps=400))
