@@ -215,6 +215,7 @@ class ByMatrix(diffrax.PIDController):
     """Errors relative to the norm of each matrix: entries that are zero but for rounding have no relative error."""
 
     def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
+        """As in `diffrax.PIDController`, of the norms."""
         before, after, error = (jax.tree.map(jnp.linalg.norm, tree) for tree in (y0, y1_candidate, y_error))
         return super().adapt_step_size(t0, t1, before, after, args, error, error_order, controller_state)
 
