@@ -93,4 +93,4 @@ def _timed(step: Any, begun: tuple[Any, Any], tx: Any):
         held[0] = jax.block_until_ready(compiled(*held[0], ids))
 
     once()
-    return lambda: 1e3 * min(seconds_of(once) for _ in range(3))
+    return lambda: 1e3 * min(seconds_of(once) for _ in range(5))

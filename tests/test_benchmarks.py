@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as bench
-from benchmarks import checkpoints, devices, memory, record, squad, startup, text, text_posts, throughput, tokens
+from benchmarks import (
+    checkpoints,
+    devices,
+    memory,
+    optimizer,
+    record,
+    squad,
+    startup,
+    text,
+    text_posts,
+    throughput,
+    tokens,
+)
 from benchmarks.job import runs_of
 from benchmarks.measure import Bench, Finished, Row, interleaved, rows, run_process, seconds_of
 from benchmarks.throughput import COUNTS, count_in, name_of
@@ -101,7 +113,7 @@ def few_posts(n_ctx):
 
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize(
-    "part", ["throughput", "startup", "checkpoints", "devices", "memory", "tokens", "text", "squad"]
+    "part", ["throughput", "startup", "checkpoints", "devices", "memory", "optimizer", "tokens", "text", "squad"]
 )
 def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, quick, tmp_path, monkeypatch):
     """All that computes is replaced: what is left is what is asked for, in which order, and what becomes of the answers."""
@@ -121,6 +133,8 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
         monkeypatch.setattr(module, "run_process", process)
     monkeypatch.setattr(checkpoints, "_train", train)
     monkeypatch.setattr(throughput, "_measured", lambda *what: lambda: float(next(numbers)))
+    for name in ("_begun", "_timed"):
+        monkeypatch.setattr(optimizer, name, lambda *what: lambda: float(next(numbers)))
     for name in ("start_runs", "advance_runs"):
         monkeypatch.setattr(startup, name, lambda *what: [1])
     monkeypatch.setattr("jax.clear_caches", lambda: None)

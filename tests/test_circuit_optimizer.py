@@ -12,6 +12,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import optimizer as benchmark
 from helpers import max_difference, quick
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import InputError, LabelError
@@ -138,6 +139,18 @@ def test_clipping_counts_what_is_trained_and_nothing_else():
     np.testing.assert_allclose(-updates["q"], np.full(4, 1.5), rtol=1e-6)  # the norm is 10
     np.testing.assert_allclose(-updates["v"], np.full(4, 20.0), rtol=1e-6)
     assert not np.any(updates["norm"])
+
+
+def test_the_benchmark_s_model_is_the_same_fused_or_not():
+    models = [benchmark._begun(benchmark.QUICK, fused) for fused in (False, True)]
+    for block, other in zip(models[0][0]["blocks"], models[1][0]["blocks"], strict=True):
+        other["attn"] = {"qkv": jnp.concatenate([block["attn"][name] for name in "qkv"], -1), "o": block["attn"]["o"]}
+        other["fc"] = block["fc"]
+    models[1][0]["tokens"] = models[0][0]["tokens"]
+    one, other = (quick(benchmark._loss)(params, models[0][1]) for params, _ in models)
+    assert one == pytest.approx(other, rel=1e-5) and 1 < one < 10
+    sizes = jax.eval_shape(lambda: benchmark._begun(benchmark.FULL, False)[0])
+    assert 10e6 < sum(leaf.size for leaf in jax.tree.leaves(sizes)) < 10.5e6
 
 
 def test_one_compilation_for_all_multipliers_clips_decays_layers_and_heads():
