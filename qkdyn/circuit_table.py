@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 from qkdyn.circuits import circuit_labels
@@ -44,7 +45,8 @@ def circuit_table(
     rates = {name: _rate(learning_rate, value) for name, value in (multipliers or {}).items()} | dict.fromkeys(
         freeze, "frozen"
     )
-    lines, totals = [_HEAD], dict[str, int]()
+    lines: list[tuple[str, ...]] = [_HEAD]
+    totals: dict[str, int] = {}
     for path, label, leaf in zip(paths_of(full), jax.tree.leaves(full), leaves, strict=True):
         shape = tuple(np.shape(leaf))
         own = label.labels if isinstance(label, Slices) else (label,)
@@ -59,7 +61,7 @@ def circuit_table(
 
 
 def _rate(rate: Any, multiplier: Any) -> str:
-    values = [value(0) if callable(value) else value for value in (rate, multiplier)]
+    values: list[Any] = [value(0) if callable(value) else value for value in (rate, multiplier)]
     changing = ", then as scheduled" if callable(rate) or callable(multiplier) else ""
     if any(isinstance(value, jax.core.Tracer) for value in values):
         return "traced"
