@@ -117,8 +117,13 @@ def refuse_undrawn(options: Any, names: Sequence[str]) -> None:
     for field in dataclasses.fields(options):
         made = field.default_factory
         default = field.default if made is dataclasses.MISSING else made()
-        if field.name in names and getattr(options, field.name) != default:
-            said = f"--{'no-' if default is True else ''}{field.name.replace('_', '-')}"
+        value = getattr(options, field.name)
+        if field.name in names and value != default:
+            nested = dataclasses.is_dataclass(value)
+            said = (
+                ", ".join(_changed(as_dict(default), as_dict(value))) if nested else "--" + field.name.replace("_", "-")
+            )
+            said = said.replace("--", "--no-", 1) if default is True else said
             raise InputError(f"--draw-only draws what is recorded and takes no {said}; leave out one of the two")
 
 

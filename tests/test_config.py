@@ -37,6 +37,7 @@ class Options:
     protocol: str = "main"
     quick: bool = False
     out: str = "there"
+    arms: tuple[str, ...] = ()
 
 
 PROTOCOLS = {"main": Config(), "quick": Config(steps=1), "other": Config(steps=9)}
@@ -87,6 +88,29 @@ def test_unknown_protocols_list_the_known():
         read("--protocol", "nope")
     with pytest.raises(InputError, match="one of main"):
         choose({"main": 1}, "x")
+
+
+@pytest.mark.parametrize("arguments", [["--protocol"], ["--protocol", "--steps", "2"], ["--steps", "2", "--protocol"]])
+def test_a_protocol_without_a_name_is_refused(arguments, capsys):
+    assert main_guard(lambda: read(*arguments)) == 2
+    assert (
+        capsys.readouterr().err == "error: --protocol must be followed by one of main, quick, other, or be left out\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--protocol", ""], ["--protocol="]])
+def test_an_empty_protocol_is_not_the_default(arguments):
+    with pytest.raises(InputError, match="protocol must be one of main, quick, other, got ''"):
+        read(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [["--arms"], ["--arms", "--steps", "2"], ["--steps", "2", "--arms"]])
+def test_an_option_that_names_nothing_is_not_one_that_is_left_out(arguments):
+    with pytest.raises(InputError, match="--arms must be followed by at least one value, got none"):
+        read(*arguments)
+    assert read("--arms", "a", "b")[1].arms == ("a", "b")
+    with pytest.raises(SystemExit, match="0"):
+        read(*arguments, "--help")
 
 
 @pytest.mark.parametrize("arguments", [("--steps", "0"), ("--steps", "many"), ("--stepz", "3")])

@@ -197,6 +197,8 @@ def test_prepare_refuses_before_any_work(tmp_path):
         results.prepare_folder(tmp_path / "file" / "below")
     with pytest.raises(OutputError, match=r"/proc/qkdyn: .*choose another --out"):
         results.prepare_folder("/proc/qkdyn")
+    with pytest.raises(OutputError, match=r"cannot write '.*\\x00y': .* has no NUL; choose another --out"):
+        results.prepare_folder(f"{tmp_path}/x\0y")
     assert (tmp_path / "file").read_text() == "precious"
 
 

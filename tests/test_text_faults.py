@@ -241,6 +241,7 @@ DAMAGES = {
     "no-split": without("runs", 1, "end", "train"),
     "no-number": without(*END, "accuracy"),
     "object": put([*END, "accuracy"], {}),
+    "huge": put([*END, "accuracy"], 10**400),
     "no-column": without(*RUN, "epochs", "test", "mrta"),
     "map": put([*END, "dtap"], lambda rows: [*rows, [1, 2, 3]]),
     "row": put([*END, "dtap_all", 2], [1, 2]),

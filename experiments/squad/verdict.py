@@ -49,13 +49,16 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         name: of the protocol, for the title.
     """
     arms = by_arm(records, protocol)
-    found, seeds = {record["arm"]["name"]: record for record in arms}, seeds_of(arms)
-    reading = protocol.reading
+    reading, seeds = protocol.reading, seeds_of(arms)
+    # Nothing can be read of an arm of which every run diverged.
+    known = [record for record in arms if label(record["arm"]) in _scores(arms, reading, "f1")]
+    found = {record["arm"]["name"]: record for record in known}
     said = [*_scale(protocol), *_answers(arms, reading), *_diverged(arms)]
-    if protocol.published:
-        said += _beside_published(arms)
-    said += [f"{label(record['arm'])} ends at {_ends(record, reading)}." for record in arms]
-    said += [line for own, there in compared(arms, protocol) if own.name in PAIRED for line in _pairs(there, reading)]
+    if protocol.published and known:
+        said += _beside_published(known)
+    said += [f"{label(record['arm'])} ends at {_ends(record, reading)}." for record in known]
+    pairs = [there for own, there in compared(arms, protocol) if own.name in PAIRED and known]
+    said += [line for there in pairs for line in _pairs(there, reading)]
     said += _as_published(found, reading) + _crossed(found, reading) + _equal(found, reading) + _best(arms)
     said += [f"Data: {'; '.join(records[0]['notes'])}."]
     head = (
@@ -73,10 +76,14 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
 
 def _in_short(arms: Sequence[Record], found: Found, reading: str) -> list[str]:
     """Whether the arms answer; what QK does at each base rate; what of the published contrast is its doing."""
+    scores = _scores(arms, reading, "f1")
+    if _all_diverged(arms):
+        rest = "; what is said below is of the best epochs before" if scores else ""
+        return [f"Every run of every arm diverged{rest}: there is nothing to say of what QK does."]
     said, rule = [], floor(arms[0], "f1")
     if rule is not None:
         least = arms[0]["baselines"][rule]["f1"]
-        how = _better({label(r["arm"]): estimate(values(r, reading, "dev", "f1")) for r in arms}, least)
+        how = _better(scores, least)
         hardly = ": attention is that of models that have hardly learned to answer" if how.startswith("no ") else ""
         said.append(f"{how[0].upper()}{how[1:]} better than {RULES.get(rule, rule)} (F1 {least:.3f}){hardly}.")
     pairs = ((EQUAL, BASE), (DOSED, BASE), (FAST, SLOW), ("fast", "same"))
@@ -120,14 +127,15 @@ def _scale(protocol: Protocol) -> list[str]:
 
 def _answers(arms: Sequence[Record], reading: str) -> list[str]:
     """Whether the arms answer better than what needs no model."""
-    known = arms[0]["baselines"]
-    scores = {label(r["arm"]): estimate(values(r, reading, "dev", "f1")) for r in arms}
+    known, scores = arms[0]["baselines"], _scores(arms, reading, "f1")
+    if not scores:
+        return []
     lines = ["F1 on dev: " + ", ".join(f"{arm} {told(score, sign=False)}" for arm, score in scores.items())]
     if (best := floor(arms[0], "f1")) is not None:
         lines[0] += f"; without a model, {RULES.get(best, best)} gives {known[best]['f1']:.3f}: "
         lines[0] += f"{_better(scores, known[best]['f1'])} better than that"
     if (best := floor(arms[0], "loss")) is not None:
-        losses = {label(r["arm"]): estimate(values(r, reading, "dev", "loss")) for r in arms}
+        losses = _scores(arms, reading, "loss")
         own = ", ".join(f"{arm} {told(loss, sign=False)}" for arm, loss in losses.items())
         lines.append(
             f"Loss on dev, nats per token of the answer: {own}; {RULES.get(best, best)} gives {known[best]['loss']:.3f}"
@@ -138,6 +146,12 @@ def _answers(arms: Sequence[Record], reading: str) -> list[str]:
             f"The prompt shows the whole answer to {100 * shown:.0f}% of dev questions; the others cannot be right"
         )
     return [f"{line}." for line in lines]
+
+
+def _scores(arms: Sequence[Record], reading: str, name: str) -> dict[str, Estimate]:
+    """A quantity on dev by the label of the arm; without arms of which it is not known, all runs having diverged."""
+    found = {label(record["arm"]): estimate(values(record, reading, "dev", name)) for record in arms}
+    return {arm: score for arm, score in found.items() if score.seeds}
 
 
 def floor(record: Record, name: str) -> str | None:
@@ -151,6 +165,11 @@ def _better(scores: Mapping[str, Estimate], least: float) -> str:
     """How many arms have a score above `least`, by their intervals where they have one."""
     above = sum((score.low if np.isfinite(score.low) else score.mean) > least for score in scores.values())
     return f"{above} of {len(scores)} arms answer" if above else "no arm answers"
+
+
+def _all_diverged(arms: Sequence[Record]) -> bool:
+    """Whether no run came to its end; runs that are not there are left out."""
+    return not any(run["diverged_at"] is None and run["end"] for record in arms for run in record["runs"])
 
 
 def _diverged(arms: Sequence[Record]) -> list[str]:
