@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key, UInt32
 
+from qkdyn.errors import check_positive, reject
+
 
 def survivors(key: Key[Array, ""], share: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
     """Which entries stay: each with probability 1 - share, to 2^-32, as if drawn apart; a pure function of key and place.
@@ -17,7 +19,12 @@ def survivors(key: Key[Array, ""], share: float, shape: tuple[int, ...]) -> Bool
         key: decides all.
         share: of entries that are dropped, in [0, 1).
         shape: of the array; the first 2^32 entries are drawn, then they repeat.
+
+    Raises:
+        InputError: another share.
     """
+    if check_positive("share", share, zero=True) >= 1:
+        reject("share", share, "below 1")
     place = jnp.zeros(shape, jnp.uint32)
     for axis, size in enumerate(shape):
         stride = math.prod(shape[axis + 1 :]) % 2**32

@@ -1,6 +1,7 @@
 """How the published question answerer starts: Xavier's matrices, PyTorch's biases, token vectors drawn or read from a file."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ GAIN = 2**-0.5
 TOKEN_STD = 0.1
 # How a byte-level symbol shows that a space comes before it.
 _SPACE = "Ġ"
+_HEADER = re.compile(r"\d+ \d+")
 
 
 def init_language(
@@ -75,6 +77,7 @@ def load_vectors(path: str | Path, vocabulary: Vocabulary) -> Float32[np.ndarray
     """Pretrained vectors of the tokens that a file has: a word and its d numbers a line, as GloVe's files are.
 
     A token is looked up as it is, then lower-cased, then lower-cased without the mark of the space before it, as published.
+    A file of word2vec or fastText is one once its first line, the numbers of words and of dimensions, is removed.
 
     Args:
         path: plain or gzipped text.
@@ -84,8 +87,8 @@ def load_vectors(path: str | Path, vocabulary: Vocabulary) -> Float32[np.ndarray
         A row for each token, NaN where none of its forms is in the file.
 
     Raises:
-        DataError: no such file, no vector at all, a line with another count of numbers or with something that is none, or
-            none of the vocabulary's tokens.
+        DataError: no such file, no vector at all, a line with another count of numbers or with something that is none in
+            float32, the header of another format, or none of the vocabulary's tokens.
     """
     forms = [(symbol, symbol.lower(), symbol.replace(_SPACE, "").lower()) for symbol in vocabulary.symbols]
     wanted = {form for three in forms for form in three if form}
@@ -93,6 +96,8 @@ def load_vectors(path: str | Path, vocabulary: Vocabulary) -> Float32[np.ndarray
     size = None
     for number, line in enumerate(read_lines(path), start=1):
         line = line.rstrip()
+        if number == 1 and _HEADER.fullmatch(line):
+            _refuse(path, number, f"is the header of a word2vec file, {line[:40]!r}: remove it")
         spaces = line.count(" ")
         size = spaces if size is None else size
         if spaces < size or size < 1:
@@ -114,21 +119,20 @@ def load_vectors(path: str | Path, vocabulary: Vocabulary) -> Float32[np.ndarray
 
 
 def _numbers(path: str | Path, number: int, fields: list[str]) -> np.ndarray:
-    try:
-        values = np.array(fields, np.float32)
-    except ValueError:
-        values = np.array([np.nan])
-    if not np.isfinite(values).all():
-        wrong = next((field for field in fields if not _is_number(field)), "")
-        _refuse(path, number, f"holds {wrong[:40]!r}, not a finite number")
-    return values
+    values = [_number(field) for field in fields]
+    wrong = next((field for field, value in zip(fields, values, strict=True) if math.isnan(value)), None)
+    if wrong is not None:
+        _refuse(path, number, f"holds {wrong[:40]!r}, not a finite number of float32")
+    return np.array(values, np.float32)
 
 
-def _is_number(field: str) -> bool:
+def _number(field: str) -> float:
+    """The number that is written there; NaN where it is none, or beyond float32."""
     try:
-        return math.isfinite(float(field))
+        value = float(field)
     except ValueError:
-        return False
+        return math.nan
+    return value if abs(value) <= float(np.finfo(np.float32).max) and "_" not in field else math.nan
 
 
 def _refuse(path: str | Path, number: int, what: str) -> NoReturn:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from qkdyn.dropout import survivors
+from qkdyn.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +41,9 @@ def test_key_and_place_decide():
     assert np.array_equal(flat, np.ravel(drawn(key, 0.5, (2, 3, 1, 4))))
     assert np.array_equal(flat, drawn(key, 0.5, (24,))) and not np.array_equal(flat, drawn(other, 0.5, (24,)))
     assert drawn(key, 0.0, (24,)).all() and not drawn(key, 1 - 1e-12, (24,)).any()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1, 1.5, float("nan"), True])
+def test_shares_that_mean_nothing_are_refused(share, unchecked):
+    with pytest.raises(InputError, match="share must be"):
+        survivors(jax.random.key(0), share, (2,))

@@ -136,6 +136,55 @@ def test_damaged_files_are_named_before_any_training(folder, tmp_path):
     assert known.vectors is not None and "glove.txt" in known.notes[-1] and np.isfinite(known.vectors).all(1).sum() == 1
 
 
+def test_questions_that_are_evaluated_are_not_trained_on(tmp_path):
+    train_on, dev = squad(["A", "B", "C", "D"], 1, 40), squad(["Dev"], 2)
+    first, second, other = (article["paragraphs"][0] for article in (*train_on["data"][:2], dev["data"][0]))
+    # The same id, and the same question on the same paragraph; the same question on another is another.
+    first["qas"][0]["id"] = other["qas"][0]["id"]
+    train_on["data"][2]["paragraphs"].append(other | {"qas": [other["qas"][1] | {"id": "again"}]})
+    second["qas"][0]["question"] = other["qas"][0]["question"]
+    write_squad(tmp_path, train_on, dev)
+    found = data.load(replace(TINY, chosen_by="dev", questions=100), tmp_path)
+    assert "2 questions of train-v1.1.json that dev-v1.1.json has too, left out" in found.notes
+    assert not {"again", other["qas"][0]["id"]} & set(found.train.ids)
+    assert second["qas"][0]["id"] in found.train.ids and len(found.train.ids) == 39
+    # Likewise what an article to select by has.
+    out = next(title for title in map(str, range(99)) if data.zlib.crc32(title.encode()) % data.SHARE == 0)
+    train_on = squad([out, "A", "B"], 1, 40)
+    shown = train_on["data"][0]["paragraphs"][0]
+    train_on["data"][1]["paragraphs"].append(shown | {"qas": [shown["qas"][0] | {"id": "again"}]})
+    write_squad(tmp_path, train_on, squad(["Dev"], 2))
+    found = data.load(replace(TINY, questions=100), tmp_path)
+    assert "1 questions to train on that those to select by have too, left out" in found.notes
+    assert "again" not in found.train.ids and len(found.train.ids) == 40 - sum(
+        len(paragraph["qas"]) for paragraph in train_on["data"][0]["paragraphs"]
+    )
+    write_squad(tmp_path, dev, dev)
+    with pytest.raises(
+        DataError, match=r"leaves no question to train on \(20 questions of train-v1.1.json that dev-v1"
+    ):
+        data.load(TINY, tmp_path)
+
+
+def test_too_few_and_too_long_questions_are_named_with_their_file(tmp_path):
+    write_squad(tmp_path, squad(["A", "B"], 1, 8), squad(["Dev"], 2))
+    own = replace(TINY, chosen_by="dev", batch=4, micro=3)
+    told = r"train-v1\.1\.json leaves 8 questions to train on, and an update needs 9; take a file of more questions"
+    with pytest.raises(DataError, match=told):
+        data.load(own, tmp_path)
+    assert len(data.load(replace(own, micro=2), tmp_path).train.ids) == 8
+    dev = squad(["Dev"], 2)
+    for paragraph in dev["data"][0]["paragraphs"]:
+        for one in paragraph["qas"]:
+            one["question"] = "why " * 300
+    write_squad(tmp_path, squad(["A", "B"], 1, 20), dev)
+    told = (
+        r"dev-v1\.1\.json: questions of (selection|dev) must be .*, got '\d+ questions, \d+ .*, \d of these too long'"
+    )
+    with pytest.raises(InputError, match=told):
+        data.load(replace(own, micro=1), tmp_path)
+
+
 def test_the_loss_of_token_frequencies(folder):
     found = data.load(TINY, folder)
     p, V = found.train, found.vocabulary.size

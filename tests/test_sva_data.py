@@ -1,5 +1,6 @@
 """Sentences as a recipe has them: recipes, repetitions, mixes, splits, where subjects and attractors are."""
 
+import json
 import re
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from experiments.text.task import HATEXPLAIN, SVA
 from qkdyn.config import as_dict, digest
 from qkdyn.errors import DataError, InputError
 from qkdyn.text.sva import LABELS, hash_split, read_sva
+from text.made import made_posts, write, write_data
 
 COLUMNS = "source\tsentence\tverb_pos\tsubj_index\tverb_index\tn_diff_intervening"
 RECIPE = SvaRecipe(n_ctx=16, positions=17)
@@ -91,6 +93,66 @@ def test_no_sentence_of_the_mix_is_an_error(folder, tmp_path):
     assert name is not None and table1_sva.PROTOCOLS[name[1]].trained.recipe.mix == "all"
 
 
+def kept(path, folder, keep, **change):
+    """A file with those lines of the preambles that are kept, by their number, and other sources."""
+    head, *lines = (folder / "preambles.tsv").read_text().splitlines()
+    path.write_text("\n".join([head, *(line for n, line in enumerate(lines) if keep(n))]) + "\n")
+    return path.parent
+
+
+def test_preambles_alone_are_enough_for_preambles(folder, tmp_path):
+    (tmp_path / "sva").mkdir()
+    kept(tmp_path / "sva/preambles.tsv", folder, lambda n: True)
+    alone, both = SVA.load(RECIPE, tmp_path), SVA.load(RECIPE, folder)
+    assert np.array_equal(alone.train.tokens, both.train.tokens) and alone.sha256 == both.sha256
+    with pytest.raises(DataError, match=r"lacks agr_50_mostcommon_10K\.tsv\)"):
+        SVA.load(SENTENCES, tmp_path)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(DataError, match=r"lacks agr_50_mostcommon_10K\.tsv, and preambles\.tsv, which would do"):
+        SVA.load(RECIPE, tmp_path / "none")
+
+
+def test_too_few_sentences_are_an_error_that_names_file_and_split(folder, tmp_path):
+    splits = hash_split(read_sva(folder, "preamble")[:400])
+    for count, what in ((1, "validate by"), (0, "learn from")):
+        # One sentence of those to learn from or to test on.
+        text = " ".join((splits.train if count else splits.test)[0].words)
+        lines = (folder / "preambles.tsv").read_text().splitlines()
+        (tmp_path / "preambles.tsv").write_text("\n".join([lines[0], *(ln for ln in lines if text in ln)][:2]) + "\n")
+        with pytest.raises(
+            DataError, match=rf"preambles\.tsv leaves no sentence to {what}: it has 1 of different words.*more"
+        ):
+            SVA.load(RECIPE, tmp_path)
+    # None of the natural mix to choose epochs by.
+    picked = {" ".join(s.words) for s in splits.validation if s.source == "val"}
+    lines = (folder / "preambles.tsv").read_text().splitlines()
+    (tmp_path / "preambles.tsv").write_text("\n".join(ln for ln in lines if ln.split("\t")[1] not in picked) + "\n")
+    assert picked and len(SVA.load(RECIPE, tmp_path).validation) == len(splits.validation) - len(picked)
+    with pytest.raises(DataError, match=r"preambles\.tsv has no sentence to validate by of source val or agr"):
+        SVA.load(replace(RECIPE, mix="natural"), tmp_path)
+
+
+def test_counts_of_attractors_that_cannot_be_are_noted(folder, tmp_path):
+    text = (folder / "sentences.tsv").read_text()
+    assert text.count("\tVBZ\t3\t7\t0") > 9
+    # More than the two words between subject and verb, no more than all that come before the verb.
+    (tmp_path / "sentences.tsv").write_text(text.replace("\tVBZ\t3\t7\t0", "\tVBZ\t3\t7\t4", 3))
+    (note,) = SVA.load(replace(SENTENCES, split="hash"), tmp_path).notes
+    assert note == "3 sentences count more attractors than there are words between subject and verb"
+
+
+@pytest.mark.parametrize(
+    ("posts", "passes"),
+    [(157_721, 1), (10**6, 1), (21_233, 7), (64, 2464), (32, 4929), (10, 4929), (1, 4929), (33, 2464)],
+)
+def test_an_epoch_of_fewer_sentences_has_as_many_updates(posts, passes):
+    recipe = replace(table1_sva.PROTOCOLS["as_coded"].trained.recipe, batch=32)
+    assert recipe.epoch_size == 157_721 and recipe.passes(posts) == passes
+    # Within half a pass.
+    updates, wanted = passes * -(-posts // 32), -(-157_721 // 32)
+    assert posts > 157_721 or abs(updates - wanted) <= -(-posts // 64) + 1
+
+
 # The columns of the published file, in its order.
 UPSTREAM = "sentence orig_sentence pos_sentence subj verb subj_pos has_rel has_nsubj verb_pos subj_index verb_index "
 UPSTREAM += "n_intervening last_intervening n_diff_intervening distance max_depth all_nouns nouns_up_to_verb"
@@ -141,7 +203,7 @@ def test_whole_sentences_are_split_as_published_where_the_published_file_is(fold
     size = round(2.4 * len(data.train))
     longer = SVA.load(replace(SENTENCES, epoch_size=size), folder)
     assert longer.notes[1].endswith(
-        f"passed over 2 times in an epoch, which is thereby as long as one of {size:,} sentences"
+        f"passed over 2 times in an epoch, which thereby has about as many updates as one of {size:,} sentences"
     )
     assert SENTENCES.passes(5) == 1 and replace(SENTENCES, epoch_size=3).passes(5) == 1
     # Subject and verb are relevant, the subject alone is asked for.
@@ -191,3 +253,16 @@ def test_recipes_that_mean_nothing_are_refused(changed, said):
     with pytest.raises(InputError, match=said):
         SvaRecipe(**changed)
     SvaRecipe(optimizer="sgd", momentum=0.9, clip=None, sure=None)
+
+
+def test_posts_whose_words_are_trained_on_are_counted(tmp_path):
+    dataset, divisions = made_posts(60)
+    first, second = (dataset[divisions[split][0]] for split in ("val", "test"))
+    write_data(tmp_path)
+    assert not any("kept as published" in note for note in HATEXPLAIN.load(Recipe(), tmp_path).notes)
+    shown = dataset[divisions["train"][0]]
+    for post in (first, second):
+        post |= {name: shown[name] for name in ("post_tokens", "rationales", "annotators")}
+    write(tmp_path / "hatexplain/dataset.json", json.dumps(dataset))
+    told = "posts whose words a post of training has too, kept as published: 1 of validation, 1 of test"
+    assert HATEXPLAIN.load(Recipe(), tmp_path).notes[-1] == told

@@ -91,6 +91,8 @@ def test_tokens_are_looked_up_in_three_forms(tmp_path, vocabulary):
         "K": [7, 8],
     }
     assert np.isnan(rows).all(1).sum() == vocabulary.size - 6
+    marked = write(tmp_path / "marked.txt", "\ufeff" + "\n".join(lines))
+    assert np.array_equal(load_vectors(marked, vocabulary), rows, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,13 @@ def test_tokens_are_looked_up_in_three_forms(tmp_path, vocabulary):
         (["ba"], "line 1 has 0 numbers, not 1"),
         (["ba 1 2", "be 3 x"], "line 2 holds 'x', not a finite number"),
         (["ba 1 nan"], "line 1 holds 'nan', not a finite number"),
+        (["ba 1 2", "be 3 1e39"], "line 2 holds '1e39', not a finite number of float32"),
+        (["ba 1 -4e38"], "line 1 holds '-4e38', not a finite number of float32"),
+        (["ba 1 1_0"], "line 1 holds '1_0', not a finite number"),
+        (
+            ["2 3", "ba 1 2 3", "be 1 2 3"],
+            "line 1 is the header of a word2vec file, '2 3': remove it; give a file with",
+        ),
         (["unheard 1 2"], r"has a vector for none of \d+ tokens"),
         ([], r"has a vector for none of \d+ tokens"),
     ],

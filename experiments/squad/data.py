@@ -11,15 +11,18 @@ import numpy as np
 
 from experiments.squad.recipe import Recipe
 from qkdyn.errors import DataError
-from qkdyn.text.prompts import LeftOut, Prompts, askable, encode_prompts
+from qkdyn.text.prompts import Prompts, askable, encode_prompts
 from qkdyn.text.sources import checksums, data_folder, find, find_published, source
 from qkdyn.text.squad import Question, read_squad
 from qkdyn.text.vocabulary import Vocabulary, byte_bpe
+from qkdyn.train.language_batches import updates_of
 from qkdyn.transformer_init import load_vectors
 
 SPLITS = ("train", "selection", "dev")
 # One article in so many is kept for the selection of epochs.
 SHARE = 10
+# How a note ends that says what is left out because it is evaluated.
+_KNOWN = ", left out"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +69,9 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
         vectors: file of pretrained token vectors of the model's width.
 
     Raises:
-        DataError: a file is missing or not as published; no question, or none to select by, is left; vectors of another width.
+        DataError: a file is missing or not as published; no question, or none to select by, is left, or too few for an
+            update; vectors of another width.
+        InputError: all questions of a split are too long.
     """
     folder, pairs = data_folder(option, "squad"), data_folder(option, "gpt2_bpe")
     train_file, dev_file = (find_published(folder, file) for file in source("squad").files)
@@ -74,8 +79,11 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
     every, more = _asked(train_file)
     dev, more_dev = _asked(dev_file)
     notes = [*more, *more_dev]
+    train_name, dev_name = (path.name.removesuffix(".gz") for path in (train_file, dev_file))
+    every = _without(every, dev, f"of {train_name} that {dev_name} has too", notes)
     if recipe.chosen_by == "articles":
         train, held = split_by_article(every)
+        train = _without(train, held, "to train on that those to select by have too", notes)
         selection = draw(held, recipe.selection, recipe.drawn)
         untitled = sum(not one.title for one in every)
         if untitled:
@@ -87,19 +95,27 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
         train, selection = every, dev[: recipe.selection]
     for name, part in (("train on", train), ("select by", selection)):
         if not part:
-            raise DataError(f"{train_file} leaves no question to {name}; take the file as published")
+            said = "".join(f" ({note})" for note in notes if note.endswith(_KNOWN))
+            raise DataError(f"{train_file} leaves no question to {name}{said}; take the file as published")
     drawn = draw(train, recipe.questions, recipe.drawn)
     measured = draw(dev, recipe.dev, recipe.drawn)
     notes.append(f"{len(drawn):,} of {len(train):,} training questions drawn, {len(measured):,} of {len(dev):,} of dev")
+    selected_from = train_file if recipe.chosen_by == "articles" else dev_file
     learned, chosen_on, reported, read = (
-        _encode(recipe, part, vocabulary, windows)
-        for part, windows in (
-            (drawn, recipe.windows),
-            (selection, recipe.evaluated),
-            (measured, recipe.evaluated),
-            (draw(drawn, recipe.learned, recipe.drawn), recipe.windows),
+        _encode(recipe, part, vocabulary, windows, f"{path}: questions of {name}")
+        for part, windows, path, name in (
+            (drawn, recipe.windows, train_file, "train"),
+            (selection, recipe.evaluated, selected_from, "selection"),
+            (measured, recipe.evaluated, dev_file, "dev"),
+            (draw(drawn, recipe.learned, recipe.drawn), recipe.windows, train_file, "train that are read beside"),
         )
     )
+    if not updates_of(len(learned.ids), recipe.batch, recipe.micro):
+        needed = recipe.batch * (recipe.micro - 1) + 1
+        raise DataError(
+            f"{train_file} leaves {len(learned.ids):,} questions to train on, and an update needs {needed:,}; take a file of "
+            f"more questions, or a smaller batch"
+        )
     for name, prompts in zip(SPLITS, (learned, chosen_on, reported), strict=True):
         notes += [f"{name}: {line}" for line in prompts.left_out.lines()]
     sums = {**checksums(folder, "squad"), **checksums(pairs, "gpt2_bpe")}
@@ -115,15 +131,27 @@ def load(recipe: Recipe, option: Path | None, vectors: Path | None = None) -> Qu
 
 def _asked(path: Path) -> tuple[tuple[Question, ...], list[str]]:
     """The questions of a file that can be asked, and a line for each kind of those that cannot."""
-    kept, unanswerable, mismatched = askable(read_squad(path))
-    left = LeftOut(unanswerable, mismatched, (), 0, 0, 0)
+    kept, left = askable(read_squad(path))
     lines = [f"{path.name.removesuffix('.gz')}: {line}" for line in left.lines()]
     if not kept:
         raise DataError(f"{path} has no question with an answer at its place; take the file as published")
     return kept, lines
 
 
-def _encode(recipe: Recipe, questions: Sequence[Question], vocabulary: Vocabulary, windows: str) -> Prompts:
+def _without(
+    questions: Sequence[Question], others: Sequence[Question], said: str, notes: list[str]
+) -> tuple[Question, ...]:
+    """The questions that the others are not, by id or by question and paragraph; how many are left out is noted."""
+    ids, texts = {one.id for one in others}, {(one.question, one.context) for one in others}
+    kept = tuple(one for one in questions if one.id not in ids and (one.question, one.context) not in texts)
+    if len(kept) < len(questions):
+        notes.append(f"{len(questions) - len(kept):,} questions {said}{_KNOWN}")
+    return kept
+
+
+def _encode(
+    recipe: Recipe, questions: Sequence[Question], vocabulary: Vocabulary, windows: str, called: str
+) -> Prompts:
     return encode_prompts(
         questions,
         vocabulary,
@@ -132,6 +160,7 @@ def _encode(recipe: Recipe, questions: Sequence[Question], vocabulary: Vocabular
         size=recipe.size,
         seed=recipe.drawn,
         keep_cue=recipe.keep_cue,
+        called=called,
     )
 
 

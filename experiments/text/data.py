@@ -60,6 +60,12 @@ def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> Te
         sums |= checksums(pieces, "bert_base_uncased")
     else:
         vocabulary = word_vocabulary(post.words for post in posts.train)
+    known = {post.words for post in posts.train}
+    twice = {name: sum(post.words in known for post in getattr(posts, name)) for name in SPLITS}
+    notes = list(posts.notes)
+    if any(twice.values()):
+        said = ", ".join(f"{count:,} of {name}" for name, count in twice.items())
+        notes.append(f"posts whose words a post of training has too, kept as published: {said}")
     train, validation, test = (
         encode_posts(
             split[:limit],
@@ -73,4 +79,4 @@ def load(recipe: Recipe, option: Path | None, *, limit: int | None = None) -> Te
         )
         for split in (posts.train, posts.validation, posts.test)
     )
-    return TextData(train, validation, test, vocabulary.size, posts.notes, sums)
+    return TextData(train, validation, test, vocabulary.size, tuple(notes), sums)

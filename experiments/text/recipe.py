@@ -1,5 +1,6 @@
 """What is trained on text: a recipe that all arms of a protocol share, and the arms, which differ in rates and decay."""
 
+import math
 import re
 from dataclasses import dataclass, fields
 from typing import Any
@@ -27,10 +28,6 @@ class Fixed:
     sure: float | None = None
     ac_probability: float | None = None
     epoch_size: int | None = None
-
-    def passes(self, posts: int) -> int:
-        """Passes over so many training posts in an epoch."""
-        return 1 if self.epoch_size is None else max(1, round(self.epoch_size / posts))
 
 
 @dataclass(frozen=True)
@@ -133,6 +130,12 @@ class Recipe(Fixed):
                 reject("each of seeds", seed, f"an integer from 0 to {LARGEST_SEED}")
         if len(set(self.seeds)) != len(self.seeds):
             reject("seeds", self.seeds, "at least one seed, all different")
+
+    def passes(self, posts: int) -> int:
+        """Passes over so many training posts in an epoch: about as many updates as `epoch_size` posts would give."""
+        if self.epoch_size is None:
+            return 1
+        return max(1, round(math.ceil(self.epoch_size / self.batch) / math.ceil(posts / self.batch)))
 
     @property
     def levels(self) -> Levels:

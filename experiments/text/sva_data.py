@@ -13,7 +13,7 @@ from qkdyn.readings.agreement import Agreement, simple_rules
 from qkdyn.text.catalogue import PREAMBLES
 from qkdyn.text.cleaning import clean
 from qkdyn.text.encoded import Encoded
-from qkdyn.text.sources import checksums, data_folder, find, sha256, source
+from qkdyn.text.sources import checksums, data_folder, find, find_published, sha256, source
 from qkdyn.text.sva import (
     PUBLISHED_ROWS,
     Sentence,
@@ -22,6 +22,7 @@ from qkdyn.text.sva import (
     distinct,
     encode_sentences,
     hash_split,
+    miscounted,
     noun_numbers,
     published_split,
     read_sva,
@@ -47,20 +48,17 @@ def load(recipe: SvaRecipe, option: Path | None, *, limit: int | None = None) ->
         limit: only so many sentences of each split.
 
     Raises:
-        DataError: a file is missing or not as its schema says, or has no sentence of the mix.
+        DataError: a file is missing or not as its schema says, or a split has no sentence, or none of the mix.
     """
-    folder = data_folder(option, "sva")
     preambles = recipe.rows == "preambles"
-    sums = dict(checksums(folder, "sva"))
-    if preambles and (own := _preambles(folder)):
-        sums = {PREAMBLES: sha256(own)}
-    splits, notes = split(read_sva(folder, "preamble" if preambles else "full"), recipe)
-    mixed = tuple(s for s in splits.train if recipe.mix == "all" or s.source in NATURAL)
-    if not mixed:
-        raise DataError(
-            f"{folder} has no sentence to learn from of source {' or '.join(NATURAL)}, those as they come; take --protocol "
-            "controlled_all, which learns from all sources"
-        )
+    folder = data_folder(option, "sva", enough=PREAMBLES if preambles else None)
+    begun = _preambles(folder) if preambles else None
+    path = begun or find_published(folder, source("sva").files[0])
+    sums = {PREAMBLES: sha256(begun)} if begun else dict(checksums(folder, "sva"))
+    sentences = read_sva(folder, "preamble" if preambles else "full")
+    splits, notes = split(sentences, recipe)
+    notes += _miscounted(sentences)
+    mixed = _checked(path, splits, recipe, limit)
     numbers = noun_numbers(splits.train)
     splits = splits._replace(train=mixed)
     cleaning = None
@@ -90,8 +88,8 @@ def load(recipe: SvaRecipe, option: Path | None, *, limit: int | None = None) ->
     passes = recipe.passes(len(every["train"]))
     if passes > 1:
         notes.append(
-            f"the {len(every['train']):,} training sentences are passed over {passes} times in an epoch, which is thereby as "
-            f"long as one of {recipe.epoch_size:,} sentences"
+            f"the {len(every['train']):,} training sentences are passed over {passes} times in an epoch, which thereby has "
+            f"about as many updates as one of {recipe.epoch_size:,} sentences"
         )
     own = {name: _agreement(chosen[name], mixed, numbers, every[name], recipe, encoded) for name in SPLITS}
     return TextData(**every, vocabulary=vocabulary.size, notes=tuple(notes), sha256=sums, agreement=own)
@@ -123,6 +121,37 @@ def split(sentences: Sequence[Sentence], recipe: SvaRecipe) -> tuple[Splits, lis
             "had another label than the first"
         )
     return hash_split(once.sentences), notes
+
+
+def _checked(path: Path, splits: Splits, recipe: SvaRecipe, limit: int | None) -> tuple[Sentence, ...]:
+    """The sentences of the mix to learn from, where there are some to learn from, to validate by and to test on."""
+    for part, what in zip(splits, ("learn from", "validate by", "test on"), strict=True):
+        if not part:
+            raise DataError(
+                f"{path} leaves no sentence to {what}: it has {sum(map(len, splits)):,} of different words (in a preamble, "
+                "before the verb), a tenth for validation and a tenth for testing; take a file of more sentences"
+            )
+    if recipe.mix == "all":
+        return splits.train
+    train, validation = ([s for s in part if s.source in NATURAL] for part in (splits.train, splits.validation[:limit]))
+    for part, what in ((train, "learn from"), (validation, "validate by")):
+        if not part:
+            raise DataError(
+                f"{path} has no sentence to {what} of source {' or '.join(NATURAL)}, those as they come; take --protocol "
+                "controlled_all, which learns from all sources"
+            )
+    return tuple(train)
+
+
+def _miscounted(sentences: Sequence[Sentence]) -> list[str]:
+    """What is to be said of counts of attractors that cannot be, or are not what the parts of speech say."""
+    many, other = miscounted(sentences)
+    lines = []
+    if many:
+        lines.append(f"{many:,} sentences count more attractors than there are words between subject and verb")
+    if other:
+        lines.append(f"{other:,} sentences count other attractors than their parts of speech show; the count is taken")
+    return lines
 
 
 def _preambles(folder: Path) -> Path | None:

@@ -54,8 +54,6 @@ def _words(path: Path, post: str, tokens: Any) -> tuple[str, ...]:
     for index, token in enumerate(tokens):
         if not isinstance(token, str) or not token.strip():
             _reject(path, post, f"post_tokens[{index}]", token, "a string that is not empty")
-        if any("\ud800" <= character <= "\udfff" for character in token):
-            _reject(path, post, f"post_tokens[{index}]", token, "text without halves of surrogate pairs")
     return tuple(tokens)
 
 

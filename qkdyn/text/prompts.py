@@ -5,7 +5,7 @@ an answer needs no slot: what follows it is only read as a label.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +28,12 @@ class LeftOut:
 
     Attributes:
         unanswerable: ids of questions without an answer (SQuAD 2.0).
-        mismatched: ids of questions whose first answer does not stand at its place in the context.
+        mismatched: ids of questions whose first answer is blank, or does not stand at its place in the context.
         too_long: ids of questions that leave no room for a context.
         cut: prompts that were cut.
         answers_cut: answers that were cut.
         outside: prompts that do not show the whole answer.
+        references: ids of questions of which another answer than the first is blank or not at its place, which is left out.
     """
 
     unanswerable: tuple[str, ...]
@@ -41,6 +42,7 @@ class LeftOut:
     cut: int
     answers_cut: int
     outside: int
+    references: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
         """One line for each kind that occurred, to be shown."""
@@ -48,6 +50,7 @@ class LeftOut:
             (self.unanswerable, "without an answer, left out"),
             (self.mismatched, "whose first answer is not at its place in the context, left out"),
             (self.too_long, "that leave no room for a context, left out"),
+            (self.references, "with a further answer that is not at its place in the context, which is no reference"),
         ]
         lines = [
             f"{len(ids):,} questions {what}: {', '.join(ids[:3])}{', ...' * (len(ids) > 3)}"
@@ -132,18 +135,23 @@ def written(vocabulary: Vocabulary, ids: Sequence[int]) -> str:
     return ByteLevel().decode([vocabulary.symbols[id_] for id_ in ids]).strip()
 
 
-def askable(questions: Sequence[Question]) -> tuple[tuple[Question, ...], tuple[str, ...], tuple[str, ...]]:
-    """Questions whose first answer stands at its place in the context; ids of those without an answer, and of the others."""
-    kept, unanswerable, mismatched = [], [], []
+def askable(questions: Sequence[Question]) -> tuple[tuple[Question, ...], LeftOut]:
+    """Questions whose first answer stands at its place in the context, with those of their answers that do; and the others."""
+    kept, unanswerable, mismatched, references = [], [], [], []
     for one in questions:
-        first = one.answers[0] if one.answers and not one.impossible else None
-        if first is None:
+        if not one.answers or one.impossible:
             unanswerable.append(one.id)
-        elif not first.text or not one.context.startswith(first.text, first.start):
+            continue
+        there = tuple(
+            each for each in one.answers if each.text.strip() and one.context.startswith(each.text, each.start)
+        )
+        if there[:1] != one.answers[:1]:
             mismatched.append(one.id)
-        else:
-            kept.append(one)
-    return tuple(kept), tuple(unanswerable), tuple(mismatched)
+            continue
+        if len(there) < len(one.answers):
+            references.append(one.id)
+        kept.append(replace(one, answers=there))
+    return tuple(kept), LeftOut(tuple(unanswerable), tuple(mismatched), (), 0, 0, 0, tuple(references))
 
 
 def encode_prompts(
@@ -156,6 +164,7 @@ def encode_prompts(
     seed: int = 0,
     keep_cue: bool = True,
     every_occurrence: bool = False,
+    called: str = "questions",
 ) -> Prompts:
     """Prompts and answers of all questions that have one; the first answer is the one that is trained on and marked.
 
@@ -170,12 +179,13 @@ def encode_prompts(
         keep_cue: cut a prompt that is too long at the end of its context, so that `A:` stays; False cuts the end of the
             prompt, as published.
         every_occurrence: mark all places of the context that read like the answer, not only the annotated one.
+        called: what messages call the questions, such as where they are from.
 
     Raises:
         InputError: nothing left to encode; sizes or choices that are not allowed.
     """
     room = check_count("n_ctx", n_ctx, minimum=ANSWER + 2 + MULTIPLE) - ANSWER - 2
-    asked, unanswerable, mismatched = askable(questions)
+    asked, left_out = askable(questions)
     kept: list[tuple[Question, _Prompt]] = []
     too_long = []
     for one in asked:
@@ -190,7 +200,11 @@ def encode_prompts(
         else:
             kept.append((one, prompt))
     if not kept:
-        reject("questions", f"{len(questions)} questions, none of which can be asked", "some with an answer")
+        found = (
+            f"{len(questions)} questions, {len(asked)} with an answer at its place, {len(too_long)} of these too long"
+        )
+        allowed = f"some with an answer, which with Q:, C: and A: leave room for a context in {room} tokens"
+        reject(called, found, allowed, "take shorter questions, or a larger n_ctx" if too_long else "")
     prompts = [prompt for _, prompt in kept]
     texts = [one.answers[0].text for one, _ in kept]
     answers = [vocabulary.split(" " + text) for text in texts]
@@ -213,10 +227,9 @@ def encode_prompts(
         shown=np.array([prompt.whole for prompt in prompts]),
         pad=vocabulary.pad,
         n_ctx=n_ctx,
-        left_out=LeftOut(
-            unanswerable,
-            mismatched,
-            tuple(too_long),
+        left_out=replace(
+            left_out,
+            too_long=tuple(too_long),
             cut=sum(prompt.cut for prompt in prompts),
             answers_cut=sum(len(ids) > ANSWER for ids in answers),
             outside=sum(not prompt.whole for prompt in prompts),

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from qkdyn.text.catalogue import SOURCES, PublishedFile, Source
 
 _CHUNK = 1 << 20
 _LIST = "`qkdyn data` lists what is needed and where it is published"
+# A mark of byte order, as some editors put before a text.
+_MARK = "\ufeff"
+# How JSON writes halves of surrogate pairs, which UTF-8 cannot hold: only a file with one of these can have a lone half.
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _refuse(path: Path, error: OSError) -> NoReturn:
@@ -49,40 +54,57 @@ def read_chunks(path: str | Path) -> Iterator[bytes]:
 
 
 def open_text(path: str | Path) -> str:
-    """The whole text of a plain or gzipped file in UTF-8.
+    """The whole text of a plain or gzipped file in UTF-8, without a mark of byte order before it.
 
     Raises:
         DataError: missing, a folder, not permitted, a truncated gzip file, not UTF-8; the message names the path.
     """
     data = b"".join(read_chunks(path))
     try:
-        return data.decode()
+        return data.decode().removeprefix(_MARK)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}); copy or download it again") from error
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """The lines of a plain or gzipped file in UTF-8, one at a time: for files that are larger than they are worth.
+    """The lines of a plain or gzipped file in UTF-8, one at a time: for files that are too large to be held as text.
 
     Raises:
         DataError: as `open_text`.
     """
-    rest = b""
+    rest, mark = b"", _MARK
     try:
         for chunk in read_chunks(path):
             *lines, rest = (rest + chunk).split(b"\n")
-            yield from (line.decode() for line in lines)
+            for line in lines:
+                yield line.decode().removeprefix(mark)
+                mark = ""
         if rest:
-            yield rest.decode()
+            yield rest.decode().removeprefix(mark)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text ({error}); copy or download it again") from error
+
+
+def _lone(value: Any) -> Iterator[str]:
+    """Where in a JSON value there is text that UTF-8 cannot hold, each as the way to it."""
+    if isinstance(value, str):
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            yield ""
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from (f": the key {key!r}" for _ in _lone(key))
+            yield from (f".{key}{way}" for way in _lone(item))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from (f"[{index}]{way}" for way in _lone(item))
 
 
 def read_json(path: str | Path) -> Any:
     """What a plain or gzipped JSON file holds.
 
     Raises:
-        DataError: as `open_text`; not JSON; a key twice in one object.
+        DataError: as `open_text`; not JSON; a key twice in one object; half of a surrogate pair, which no file could be
+            written with: the message shows the way to it, such as data[0].paragraphs[0].context.
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -95,11 +117,15 @@ def read_json(path: str | Path) -> Any:
 
     text = open_text(path)
     try:
-        return json.loads(text, object_pairs_hook=once)
+        found = json.loads(text, object_pairs_hook=once)
     except DataError:
         raise
     except (ValueError, RecursionError) as error:  # Python also refuses integers of thousands of digits.
         raise DataError(f"{path} is not valid JSON ({error}); copy or download it again") from error
+    if _HALF.search(text) and (way := next(_lone(found), None)) is not None:
+        where = way.removeprefix(".").removeprefix(": ")
+        raise DataError(f"{path}: {where} holds half of a surrogate pair, which is no text; take the file as published")
+    return found
 
 
 def sha256(path: str | Path) -> str:
@@ -161,25 +187,33 @@ def places(option: str | Path | None, name: str) -> tuple[Path, ...]:
     return (*((Path(root) / name, Path(root)) if root else ()), Path("data") / name)
 
 
-def _lacking(folder: Path, wanted: Source) -> str:
+def _lacking(folder: Path, wanted: Source, enough: str | None) -> str:
     """What keeps `folder` from being the folder of `wanted`; empty where nothing does."""
     try:
         here = set(os.listdir(folder))
     except OSError as error:
         return (error.strerror or str(error)).lower()
+    if enough and here.intersection((enough, f"{enough}.gz")):
+        return ""
     missing = [file.name for file in wanted.files if not here.intersection(file.names)]
-    return f"lacks {' and '.join(missing)}" if missing else ""
+    instead = f", and {enough}, which would do" if enough else ""
+    return f"lacks {' and '.join(missing)}{instead}" if missing else ""
 
 
-def data_folder(option: str | Path | None, name: str) -> Path:
+def data_folder(option: str | Path | None, name: str, *, enough: str | None = None) -> Path:
     """The folder that holds the files of the source `name`: the first of `places` that has them all.
+
+    Args:
+        option: the folder given by --data, or None.
+        name: of the source.
+        enough: a file that serves without the others, plain or gzipped.
 
     Raises:
         DataError: none of them does; the message names each place and what it lacks.
     """
     wanted, looked = source(name), []
     for folder in places(option, name):
-        lacking = _lacking(folder, wanted)
+        lacking = _lacking(folder, wanted, enough)
         if not lacking:
             return folder
         looked.append(f"{folder} ({lacking})")

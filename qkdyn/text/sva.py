@@ -1,8 +1,7 @@
 """Subject-verb agreement (Linzen et al. 2016): sentences or their beginnings, who the subject is, splits, and as arrays."""
 
-import codecs
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -15,7 +14,7 @@ from qkdyn.text.catalogue import PREAMBLES
 from qkdyn.text.encoded import Encoded, encode_posts
 from qkdyn.text.hatexplain import LABELS as POST_LABELS
 from qkdyn.text.hatexplain import Post
-from qkdyn.text.sources import find, find_published, read_chunks, source
+from qkdyn.text.sources import find, find_published, read_lines, source
 from qkdyn.text.vocabulary import Vocabulary
 
 # Index = class, as in the published label encoder: the verb of a singular, of a plural subject.
@@ -30,6 +29,7 @@ _TEXT = ("orig_sentence", "sentence")
 # Number of the nouns that stand for a rare word, by their part of speech.
 _NOUNS = {"NN": "VBZ", "NNP": "VBZ", "NNS": "VBP", "NNPS": "VBP"}
 _AS_PUBLISHED = "take the file as published"
+_DIGITS = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +57,6 @@ class Sentence:
     between: tuple[int, ...] | None = None
 
 
-def _lines(path: Path) -> Iterator[str]:
-    """The lines of a plain or gzipped file, one at a time: the published one is too large to be held as text."""
-    decoder, rest = codecs.getincrementaldecoder("utf-8")(), ""
-    try:
-        for chunk in read_chunks(path):
-            *lines, rest = (rest + decoder.decode(chunk)).split("\n")
-            yield from lines
-        rest += decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error}); copy or download it again") from error
-    if rest:
-        yield rest
-
-
 class _Row(NamedTuple):
     """The fields of a line, by the names of their columns."""
 
@@ -82,12 +68,12 @@ class _Row(NamedTuple):
         value = self.fields[field]
         reject(f"{self.path}: line {self.line}: {field}", value, allowed, _AS_PUBLISHED, DataError)
 
-    def number(self, field: str, least: int, most: int | None = None) -> int:
-        """A number written in digits."""
+    def number(self, field: str, least: int, most: int, of: str = "") -> int:
+        """A number written in digits; `of` says what it is at most."""
         text = self.fields[field]
-        allowed = f"an integer >= {least}" if most is None else f"an integer from {least} to {most}"
-        if not (text.isascii() and text.isdecimal()) or int(text) < least or (most is not None and int(text) > most):
-            self.reject(field, allowed)
+        # Python refuses thousands of digits; none of these numbers has more than a few.
+        if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS and least <= int(text) <= most):
+            self.reject(field, f"an integer from {least} to {most}{of}")
         return int(text)
 
 
@@ -112,7 +98,11 @@ def _sentence(row: _Row, text: str, kind: str) -> Sentence:
     subject = row.number("subj_index", 1, len(words)) - 1
     if subject == verb:
         row.reject("subj_index", "another word than the verb")
-    attractors = row.number("n_diff_intervening", 0) if fields.get("n_diff_intervening") else None
+    attractors = None
+    if fields.get("n_diff_intervening"):
+        # Some sources of sentences count nouns before the subject too: see `miscounted`.
+        of = ", the other words before verb or subject, whichever is later"
+        attractors = row.number("n_diff_intervening", 0, max(subject, verb) - 1, of)
     tags = fields.get("pos_sentence")
     between = None if tags is None else _between(tags.split(" "), len(words), subject, verb, label)
     origin = fields.get("source") or row.path.name.split(".")[0]
@@ -135,8 +125,11 @@ def read_sentences(path: str | Path, kind: str = "full") -> tuple[Sentence, ...]
     path = Path(path)
     if kind not in KINDS:
         reject("kind", kind, " or ".join(KINDS))
-    lines = _lines(path)
+    lines = read_lines(path)
     names = next(lines, "").removesuffix("\r").split("\t")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{path}: line 1 has the column {twice!r} twice; {_AS_PUBLISHED}")
     text = next((name for name in _TEXT if name in names), None)
     missing = [name for name in _COLUMNS if name not in names]
     if text is None or missing:
@@ -174,6 +167,15 @@ def beginnings(sentences: Iterable[Sentence]) -> tuple[Sentence, ...]:
         replace(sentence, words=sentence.words[: sentence.verb], kind="preamble")
         for sentence in sentences
         if sentence.subject < sentence.verb
+    )
+
+
+def miscounted(sentences: Iterable[Sentence]) -> tuple[int, int]:
+    """How many count more attractors than they have words between subject and verb; and others than their tags show."""
+    counted = [one for one in sentences if one.attractors is not None]
+    return (
+        sum((one.attractors or 0) >= abs(one.verb - one.subject) for one in counted),
+        sum(one.between is not None and len(one.between) != one.attractors for one in counted),
     )
 
 

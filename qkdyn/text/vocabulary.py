@@ -185,8 +185,10 @@ def _read_encoder(path: str | Path, size: int | None) -> dict[str, int]:
 
 def _read_merges(path: str | Path, encoder_json: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]:
     """GPT-2's vocab.bpe, checked against its encoder: pairs in the order in which they are merged."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
     do = "give the vocab.bpe and encoder.json of one model"
-    pairs = []
+    pairs, known, lines = [], set(ByteLevel.alphabet()), {}
     for number, line in enumerate(open_text(path).split("\n"), start=1):
         if not line or (number == 1 and line.startswith("#version")):
             continue
@@ -196,9 +198,14 @@ def _read_merges(path: str | Path, encoder_json: str | Path, ids: dict[str, int]
         for symbol in (*pair, "".join(pair)):
             if symbol not in ids:
                 _refuse(path, f"line {number} needs {symbol!r}, which {encoder_json} lacks", do)
+        for symbol in pair:
+            if symbol not in known:
+                _refuse(path, f"line {number} merges {symbol!r}, which no earlier line makes", do)
+        if (first := lines.setdefault(line, number)) < number:
+            _refuse(path, f"line {number} is line {first} again", do)
+        known.add("".join(pair))
         pairs.append((pair[0], pair[1]))
-    made = {"".join(pair) for pair in pairs}
-    unmade = [symbol for symbol in ids if symbol not in made and len(symbol) > 1 and symbol != END]
+    unmade = [symbol for symbol in ids if symbol not in known and symbol != END]
     if unmade:
         _refuse(path, f"makes no {unmade[0]!r}, which {encoder_json} has", do)
     return pairs
@@ -243,7 +250,8 @@ def byte_bpe(
     Raises:
         InputError: a size that leaves no room for the bytes, or is larger than the encoder.
         DataError: no such file, not as many entries as expected, ids that leave gaps, a byte or <|endoftext|> without an
-            entry, merges whose symbols the encoder lacks, or entries that no merge makes.
+            entry, merges whose symbols the encoder lacks or no earlier merge makes, a merge twice, or entries that no merge
+            makes.
     """
     from tokenizers import Tokenizer
     from tokenizers.models import BPE

@@ -34,17 +34,21 @@ def window(
         context: the paragraph.
         question: what is asked.
         start: first character of the answer; "question" ignores it.
-        end: the character after the answer.
+        end: the character after the answer; "question" ignores it.
         choice: "centred", as published; "random"; or "question".
         size: most characters of the last two. An answer that is longer is shown alone by "random".
         seed: of the random places, which are a pure function of it and of `identity`.
         identity: the question's.
 
     Raises:
-        InputError: another choice, no size where one is needed, a seed below 0.
+        InputError: another choice, no size where one is needed, a seed below 0, an answer that is not in the paragraph.
     """
     if choice not in CHOICES:
         reject("window", choice, "one of " + ", ".join(CHOICES))
+    if choice != "question" and not 0 <= start < end <= len(context):
+        reject(
+            "start and end of the answer", (start, end), f"rising, from 0 to the paragraph's {len(context)} characters"
+        )
     if choice == "centred":
         return max(0, start - AROUND), min(len(context), end + AROUND)
     size = check_count("size", size, do="give the characters of a window")

@@ -4,6 +4,7 @@ A head of V outputs on every position of a batch costs more than the model (V = 
 have no label. The rows that have one are picked first: the same loss and the same gradient.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
+from qkdyn.errors import check_positive, reject
 from qkdyn.transformer import TransformerConfig, head, states
 
 
@@ -42,12 +44,27 @@ def language_loss(
         smoothing: e; the loss of a label is (1 - e) (-log p_label) + e mean over all tokens of -log p, as PyTorch has it.
         key: for dropout.
         embedded: the token vectors, if the caller has gathered them.
+
+    Raises:
+        InputError: as `qkdyn.transformer.forward`; a row or label that is not there (where they are numpy arrays); smoothing
+            outside [0, 1], where it is a number.
     """
+    _check(config, queries, row, label, smoothing)
     x, _ = states(params, config, tokens, length, embedded=embedded, queries=queries, key=key)
     labelled = x.reshape(-1, x.shape[-1])[row]
     losses = smoothed(head(params, config, labelled[None])[0], jnp.asarray(label), smoothing)
     # 1 for a batch without labels: loss and gradient 0.
     return (weight * losses).sum() / jnp.maximum(jnp.asarray(weight).sum(), 1.0)
+
+
+def _check(config: TransformerConfig, queries: Any, row: Any, label: Any, smoothing: Any) -> None:
+    """Raise InputError for values out of range; traced and device arrays are trusted."""
+    for name, array, count in (("row", row, math.prod(queries.shape)), ("label", label, config.n_outputs)):
+        if isinstance(array, np.ndarray) and (wrong := (array < 0) | (array >= count)).any():
+            place = int(wrong.argmax())
+            reject(f"{name}[{place}]", int(array[place]), f"an integer from 0 to {count - 1}")
+    if not isinstance(smoothing, jax.Array) and check_positive("smoothing", smoothing, zero=True) > 1:
+        reject("smoothing", smoothing, "at most 1")
 
 
 def smoothed(

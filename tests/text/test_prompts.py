@@ -12,7 +12,7 @@ from made import bpe_entries, made_squad, write, write_data
 from qkdyn.errors import InputError
 from qkdyn.text.answer_batches import answer_batch, most_labels
 from qkdyn.text.batches import bucket_widths, epoch_plan
-from qkdyn.text.prompts import encode_prompts, spans, written
+from qkdyn.text.prompts import LeftOut, askable, encode_prompts, spans, written
 from qkdyn.text.sources import find
 from qkdyn.text.squad import Answer, Question, read_squad
 from qkdyn.text.vocabulary import byte_bpe
@@ -136,10 +136,30 @@ def test_what_is_left_out_is_named_and_counted(gpt2):
     assert told[2] == "1 questions that leave no room for a context, left out: l1"
     assert told[-1] == "1 answers cut to 50 tokens"
     assert encode_prompts([good], gpt2).left_out.lines() == []
-    with pytest.raises(InputError, match="questions must be some with an answer, got '2 questions, none of which"):
+    with pytest.raises(
+        InputError, match="questions must be some .*, got '2 questions, 0 with an answer at its place, 0 of"
+    ):
         encode_prompts(many[1:3], gpt2)
+    told = r"file: questions .* context in 204 tokens, got '2 questions, 1 with .*, 1 of these too long'; take shorter"
+    with pytest.raises(InputError, match=told):
+        encode_prompts(many[4:6], gpt2, called="file: questions")
     with pytest.raises(InputError, match="n_ctx must be an integer >= 60"):
         encode_prompts([good], gpt2, n_ctx=50)
+
+
+def test_answers_that_are_not_there_are_no_references(gpt2):
+    first, there = Answer("kuzo", 5), Answer("bado", 0)
+    wrong = (Answer("bado", 1), Answer("", 0), Answer(" ", 4), Answer("nonsense", 3))
+    many = [
+        Question("g1", "T", "bado kuzo", "what?", (first, there)),
+        Question("r1", "T", "bado kuzo", "what?", (first, *wrong, there)),
+        Question("m1", "T", "bado kuzo", "what?", (wrong[2], first)),
+    ]
+    prompts = encode_prompts(many, gpt2)
+    assert prompts.ids == ("g1", "r1") and prompts.references == (("kuzo", "bado"),) * 2
+    assert prompts.left_out.mismatched == ("m1",) and prompts.left_out.references == ("r1",)
+    said = "1 questions with a further answer that is not at its place in the context, which is no reference: r1"
+    assert said in prompts.left_out.lines()
 
 
 @pytest.mark.parametrize("unspaced", [False, True])
@@ -184,7 +204,9 @@ def test_batches_that_do_not_fit_are_refused(gpt2, questions):
 def test_on_the_published_dev_file():
     root = os.environ["QKDYN_DATA"]
     gpt2 = byte_bpe(*(find(os.path.join(root, "gpt2_bpe"), name) for name in ("encoder.json", "vocab.bpe")))
-    questions = read_squad(find(os.path.join(root, "squad"), "dev-v1.1.json"))[::100]
+    every = read_squad(find(os.path.join(root, "squad"), "dev-v1.1.json"))
+    assert askable(every) == (every, LeftOut((), (), (), 0, 0, 0))
+    questions = every[::100]
     prompts = encode_prompts(questions, gpt2)
     assert len(prompts.ids) == len(questions)
     for index, texts in enumerate(prompts.references):

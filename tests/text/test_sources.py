@@ -10,9 +10,10 @@ import pytest
 from made import write, write_data
 
 from qkdyn.errors import DataError
+from qkdyn.files import write_text
 from qkdyn.text import sources
 from qkdyn.text.catalogue import SOURCES
-from qkdyn.text.sources import checksums, data_folder, find, find_published, open_text, read_json, sha256
+from qkdyn.text.sources import checksums, data_folder, find, find_published, open_text, read_json, read_lines, sha256
 
 
 @pytest.fixture
@@ -32,6 +33,45 @@ def test_plain_and_gzipped_are_the_same_text(tmp_path):
     zipped.rename(tmp_path / "c.txt")
     assert open_text(tmp_path / "c.txt") == text
     assert sha256(plain) == sha256(tmp_path / "c.txt") == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_mark_of_byte_order_is_no_text(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b'\xef\xbb\xbf["\xef\xbb\xbfx",\n2]')
+    assert open_text(path) == '["\ufeffx",\n2]' and list(read_lines(path)) == ['["\ufeffx",', "2]"]
+    assert read_json(path) == ["\ufeffx", 2] and sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(b"\xef\xbb\xbfx")
+    assert list(read_lines(path)) == ["x"]
+
+
+def test_halves_of_surrogate_pairs_are_named_wherever_they_are(tmp_path):
+    path = tmp_path / "a.json"
+    # A whole pair is a character, an escaped backslash none.
+    path.write_text(r'{"a": ["\ud83d\ude00", "\\ud83d"]}')
+    assert read_json(path) == {"a": ["\U0001f600", "\\ud83d"]}
+    for text, where in (
+        (r'{"a": [1, {"b": "x\ud83d"}]}', r"a\[1\]\.b"),
+        (r'{"a": {"\uDE00y": 1}}', r"a: the key '\\ude00y'"),
+        (r'{"\uDE00y": "\ud83d"}', r"the key '\\ude00y'"),
+        (r'[["\ude00\ud83d"]]', r"\[0\]\[0\]"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=rf"a\.json: {where} holds half of a surrogate pair, .* as published"):
+            read_json(path)
+
+
+def test_what_utf8_cannot_hold_is_written_as_its_escape(tmp_path):
+    # Such as the name of a file, in a note: a verdict is written after all training.
+    assert write_text(tmp_path / "a", "é\udcffx\n").read_bytes() == b"\xc3\xa9\\udcffx\n"
+
+
+def test_a_file_that_is_enough_makes_a_folder(tmp_path):
+    with pytest.raises(DataError, match=r"lacks agr_50_mostcommon_10K\.tsv, and preambles\.tsv, which would do\)"):
+        data_folder(tmp_path, "sva", enough="preambles.tsv")
+    write(tmp_path / "sva/preambles.tsv", "x", zipped=True)
+    assert data_folder(tmp_path, "sva", enough="preambles.tsv") == tmp_path / "sva"
+    with pytest.raises(DataError, match=r"\(lacks agr_50_mostcommon_10K\.tsv\)"):
+        data_folder(tmp_path, "sva")
 
 
 def test_find_prefers_the_plain_file(tmp_path):

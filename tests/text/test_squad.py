@@ -64,6 +64,23 @@ def test_a_wrong_field_is_named(tmp_path, change, message):
         read_squad(file_of(tmp_path, question(**change)))
 
 
+@pytest.mark.parametrize("field", ["id", "question", "text", "context", "title"])
+def test_what_is_no_text_is_named_before_it_is_used(tmp_path, field):
+    bad = "\ud800x"
+    change = {"answers": [{"text": bad, "answer_start": 0}]} if field == "text" else {field: bad}
+    path = file_of(tmp_path, question(**({} if field in ("context", "title") else change)))
+    content = json.loads(path.read_text())
+    if field == "title":
+        content["data"][0]["title"] = bad
+    elif field == "context":
+        content["data"][0]["paragraphs"][0]["context"] = bad
+    path.write_text(json.dumps(content))
+    way = {"title": "", "context": r"\.paragraphs\[0\]", "text": r"\.paragraphs\[0\]\.qas\[0\]\.answers\[0\]"}
+    way = way.get(field, r"\.paragraphs\[0\]\.qas\[0\]")
+    with pytest.raises(DataError, match=rf"{path}: data\[0\]{way}\.{field} holds half of a surrogate pair"):
+        read_squad(path)
+
+
 def test_wrong_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"context must be a string, got 5; take the file as published"):
         read_squad(file_of(tmp_path, context=5))

@@ -18,6 +18,7 @@ from qkdyn.text.sva import (
     distinct,
     encode_sentences,
     hash_split,
+    miscounted,
     noun_numbers,
     published_rows,
     published_split,
@@ -110,7 +111,10 @@ def test_files_of_fewer_columns(tmp_path):
         ({"verb_index": "7"}, "line 3: verb_index must be an integer from 1 to 6, got '7'"),
         ({"verb_index": "2.0"}, "line 3: verb_index must be an integer from 1 to 6, got '2.0'"),
         ({"subj_index": "6"}, "line 3: subj_index must be another word than the verb, got '6'"),
-        ({"n_diff_intervening": "-1"}, "line 3: n_diff_intervening must be an integer >= 0, got '-1'"),
+        ({"n_diff_intervening": "-1"}, "line 3: n_diff_intervening must be an integer from 0 to 4, .*, got '-1'"),
+        ({"n_diff_intervening": "5"}, "line 3: n_diff_intervening must be .* other words before verb or subject.* '5'"),
+        ({"n_diff_intervening": "9" * 5000}, "line 3: n_diff_intervening must be an integer from 0 to 4, .*, got '99"),
+        ({"subj_index": "9" * 5000}, "line 3: subj_index must be an integer from 1 to 6, got '9999"),
         ({"orig_sentence": " "}, "line 3: orig_sentence must be a sentence, got ' '"),
         ({"verb_pos": "VBZ\tx"}, "line 3: number of fields must be 7, as many as line 1 has columns, got 8"),
     ],
@@ -119,6 +123,29 @@ def test_a_wrong_field_is_named(tmp_path, change, message):
     path = file_of(tmp_path / "a.tsv", row(), row(**change))
     with pytest.raises(DataError, match=f"{path}: {message}"):
         read_sentences(path)
+
+
+def test_columns_behind_a_mark_of_byte_order_and_columns_twice(tmp_path):
+    path = file_of(tmp_path / "a.tsv", row(), columns=COLUMNS[3:] + COLUMNS[:3])
+    plain = read_sentences(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert read_sentences(path) == plain
+    for twice in ("subj_index", "sentence"):
+        with pytest.raises(
+            DataError, match=rf"b\.tsv: line 1 has the column '{twice}' twice; take the file as published"
+        ):
+            read_sentences(file_of(tmp_path / "b.tsv", row(), columns=(*COLUMNS, twice)))
+
+
+def test_counts_of_attractors_that_cannot_be(tmp_path):
+    # Four words stand before the verb beside the subject, three of them between the two.
+    counts = ("", "0", "1", "3", "4")
+    inverted = row(subj_index="6", verb_index="1", n_diff_intervening="4")
+    some = read_sentences(file_of(tmp_path / "a.tsv", *(row(n_diff_intervening=n) for n in counts), inverted))
+    # By the tags one attractor is in the first five, and two are in the last.
+    assert [one.attractors for one in some] == [None, 0, 1, 3, 4, 4]
+    assert miscounted(some[:4]) == (0, 2) and miscounted(some) == (1, 4)
+    assert miscounted(replace(one, between=None) for one in some) == (1, 0)
 
 
 def test_wrong_files_are_named(tmp_path):

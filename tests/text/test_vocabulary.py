@@ -181,6 +181,23 @@ def test_files_that_do_not_fit_are_refused(tmp_path, encoder, merges, message):
         byte_bpe(tmp_path / "encoder.json", tmp_path / "vocab.bpe", expected=None)
 
 
+@pytest.mark.parametrize("size", [None, 300])
+def test_merges_of_what_is_not_there_yet_are_refused(tmp_path, size):
+    entries, pairs = bpe_entries()
+    encoder = write(tmp_path / "encoder.json", json.dumps(entries))
+    for changed, message in (
+        (
+            pairs[::-1],
+            "line 2 merges 'zu', which no earlier line makes; give the vocab.bpe and encoder.json of one model",
+        ),
+        ([*pairs[1:], pairs[0]], "line 81 merges 'ba', which no earlier line makes"),
+        ([*pairs, pairs[3]], f"line {len(pairs) + 2} is line 5 again; give"),
+    ):
+        merges = write(tmp_path / "vocab.bpe", "\n".join(["#version: 0.2", *changed]) + "\n")
+        with pytest.raises(DataError, match=rf"vocab\.bpe {message}"):
+            byte_bpe(encoder, merges, size=size, expected=None)
+
+
 def test_words_must_be_text(bert, unchecked):
     with pytest.raises(InputError, match="words must be a list of words"):
         bert.encode("ba da")

@@ -87,3 +87,8 @@ def test_wrong_choices_are_refused(unchecked):
     ):
         with pytest.raises(InputError, match=message):
             window(CONTEXT, "?", START, START + 3, **change)
+    for start, end in ((-1, 3), (5, 5), (7, 4), (0, len(CONTEXT) + 1), (5000, 5003)):
+        for choice in ("centred", "random"):
+            with pytest.raises(InputError, match=rf"start and end .* 1599 characters, got \({start}, {end}\)"):
+                window(CONTEXT, "?", start, end, choice=choice, size=9)
+        assert window(CONTEXT, "?", start, end, choice="question", size=9) == (0, 7)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import transformer_reference as reference
+from qkdyn.errors import InputError
 from qkdyn.train.language import language_loss
 from qkdyn.transformer import TransformerConfig, forward
 from qkdyn.transformer_config import is_shape, shapes
@@ -102,3 +103,19 @@ def test_bfloat16_is_the_same_roughly_and_stays_bfloat16(x64):
     slope = jax.grad(lambda p, key: language_loss(p, dropped, TOKENS, LENGTH, QUERIES, ROW, LABEL, WEIGHT, key=key))
     products = re.findall(r"(\w+)\[[^]]*\] = dot_general", str(jax.make_jaxpr(slope)(half, jax.random.key(0))))
     assert set(products) == {"bf16"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": np.array([4, 6, 5, 0, 0, 0])}, r"label\[1\] must be an integer from 0 to 5, got 6"),
+        ({"label": np.array([4, 2, -1, 0, 0, 0])}, r"label\[2\] must be an integer from 0 to 5, got -1"),
+        ({"row": np.array([6, 2, 3, 0, 0, 0])}, r"row\[0\] must be an integer from 0 to 5, got 6"),
+        ({"row": np.array([0, 2, -3, 0, 0, 0])}, r"row\[2\] must be an integer from 0 to 5, got -3"),
+        ({"smoothing": 2.0}, "smoothing must be at most 1, got 2.0"),
+        ({"smoothing": -0.1}, "smoothing must be a finite number >= 0, got -0.1"),
+    ],
+)
+def test_labels_that_are_not_there_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        language_loss({}, OWN, TOKENS, LENGTH, QUERIES, **({"row": ROW, "label": LABEL, "weight": WEIGHT} | change))
