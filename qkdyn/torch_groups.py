@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qkdyn.errors import LabelError, as_tuple, check_positive, reject
-from qkdyn.grouping import NAMED, Label, Path, Rules, label_paths
+from qkdyn.grouping import CIRCUITS, NAMED, Label, Path, Rules, label_paths
 from qkdyn.slices import Slices
 
 try:
@@ -150,35 +150,40 @@ def circuit_groups(
     if set(frozen) & set(multipliers):
         reject("freeze", frozen, "labels without a multiplier", error=LabelError)
     known = {*multipliers, *frozen}
-    groups: dict[str, list[Any]] = {name: [] for name in known}
-    wrong = []
-    for tensor, label in _labelled(model, rules):
-        if isinstance(label, Slices) and label != tensor.slices:
-            reject(
-                ".".join(tensor.path),
-                f"one parameter for {label}",
-                "split",
-                "call split_fused(model) first",
-                LabelError,
-            )
-        names = label.labels if isinstance(label, Slices) else (label,) * len(tensor.parts)
-        for name, part in zip(names, tensor.parts, strict=True):
-            own = "rest" if name in NAMED[3:] and name not in known and "rest" in known else name
-            wrong += [f"{'.'.join(tensor.path)} -> {name!r}"] if own not in known else []
-            groups.setdefault(own, []).append(part)
+    taken = _by_label(_labelled(model, rules), known)
+    wrong = [f"{name} -> {label!r}" for name, label, _ in taken if label not in known]
     if wrong:
-        raise LabelError(
-            f"no multiplier for {', '.join(wrong[:30])}; the multipliers are {', '.join(map(repr, multipliers))}"
-        )
-    unused = [name for name in known if not groups[name]]
+        shown = ", ".join(wrong[:30]) + (f" and {len(wrong) - 30} more" if len(wrong) > 30 else "")
+        raise LabelError(f"no multiplier for {shown}; the multipliers are {', '.join(map(repr, multipliers))}")
+    unused = sorted(known - {label for _, label, _ in taken})
     if unused:
-        raise LabelError(
-            f"multipliers {', '.join(map(repr, sorted(unused)))} match no parameter: remove them, or mend the name"
-        )
-    return [
-        {"params": [part for part in groups[name] if part.requires_grad], "lr": learning_rate * value, "label": name}
-        for name, value in multipliers.items()
-    ]
+        said = ", ".join(map(repr, unused))
+        raise LabelError(f"multipliers {said} match no parameter: remove them, or mend the name")
+    groups = {label: [part for _, own, part in taken if own == label and part.requires_grad] for label in multipliers}
+    return [{"params": groups[label], "lr": learning_rate * by, "label": label} for label, by in multipliers.items()]
+
+
+def _by_label(labelled: list[tuple[_Tensor, Label]], known: set[str]) -> list[tuple[str, str, Any]]:
+    """(name, label, parameter) of every parameter once, however many modules share it."""
+    taken: dict[int, tuple[str, str, Any]] = {}
+    for tensor, label in labelled:
+        name = ".".join(tensor.path)
+        if isinstance(label, Slices) and label != tensor.slices:
+            reject(name, f"one parameter for {label}", "split", "call split_fused(model) first", LabelError)
+        labels = label.labels if isinstance(label, Slices) else (label,) * len(tensor.parts)
+        for said, part in zip(labels, tensor.parts, strict=True):
+            own = "rest" if said in NAMED[3:] and said not in known and "rest" in known else said
+            before, of, _ = taken.setdefault(id(part), (name, own, part))
+            if of != own and {of, own} & set(CIRCUITS):
+                do = "say which by rules" if name != before else ""
+                reject(
+                    f"the label of {name}",
+                    own,
+                    f"{of!r}, that of {before}, which is the same parameter",
+                    do,
+                    LabelError,
+                )
+    return list(taken.values())
 
 
 def _labelled(model: Any, rules: Rules | None) -> list[tuple[_Tensor, Label]]:
@@ -188,21 +193,18 @@ def _labelled(model: Any, rules: Rules | None) -> list[tuple[_Tensor, Label]]:
 
 
 def _tensors(model: Any) -> Iterator[_Tensor]:
-    """Every parameter once, what is split as one. Of other parametrizations (weight_norm, LoRA) each parameter."""
+    """What the modules hold, each once; what is split as one. Of other parametrizations (weight_norm, LoRA) each parameter."""
     if not isinstance(model, torch.nn.Module):
         reject("model", type(model).__name__, "a torch.nn.Module")
-    seen: set[int] = set()
     split: set[int] = set()
     for prefix, module in model.named_modules():
         folder = tuple(prefix.split(".")) if prefix else ()
         for name, held in module.parametrizations.items() if parametrize.is_parametrized(module) else ():
             if len(held) == 1 and isinstance(held[0], Parts):
+                split.add(id(held))
                 parts = tuple(getattr(held, f"original{i}") for i in range(held.ntensors))
-                split |= set(map(id, parts))
-                shape = tuple(getattr(module, name).shape)
-                yield _Tensor(module, name, (*folder, name), shape, parts, held[0].slices)
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) not in seen | split:
-                path = tuple(part for part in folder if part != "parametrizations")
+                yield _Tensor(module, name, (*folder, name), tuple(getattr(module, name).shape), parts, held[0].slices)
+        if id(module) not in split:
+            path = tuple(part for part in folder if part != "parametrizations")
+            for name, parameter in module.named_parameters(recurse=False):
                 yield _Tensor(module, name, (*path, name), tuple(parameter.shape), (parameter,), None)
-            seen.add(id(parameter))

@@ -238,6 +238,10 @@ def test_a_shared_module_is_one_and_other_parametrizations_keep_their_labels(tor
     found = groups.circuit_labels(model)
     assert {label for name, label in found.items() if "q_proj" in name} == {"qk"}
     assert sum("q_proj" in name for name in found) == 3
+    model.mlp.weight = model.attn.out_proj.weight = torch.nn.Parameter(model.attn.out_proj.weight)
+    made = groups.circuit_groups(model, learning_rate=RATE, multipliers=MULTIPLIERS, rules={"mlp/weight": "ov"})
+    held = [id(parameter) for group in made for parameter in group["params"]]
+    assert sorted(held) == sorted(map(id, model.parameters()))
 
 
 def test_wrong_input_is_refused(torch, groups, kinds):
@@ -250,7 +254,7 @@ def test_wrong_input_is_refused(torch, groups, kinds):
         (lambda: made(multipliers=MULTIPLIERS | {"rest": 0.0}), InputError, 'freeze=\\("rest",\\)'),
         (lambda: made(multipliers=MULTIPLIERS | {"qk": -1.0}), InputError, "qk"),
         (lambda: made(rate=float("nan")), InputError, "learning_rate"),
-        (lambda: made(multipliers={"qk": 1.0, "ov": 1.0}), LabelError, "mlp.weight -> 'rest'"),
+        (lambda: made(multipliers={"qk": 1.0, "ov": 1.0}), LabelError, "mlp.weight -> 'mlp'"),
         (lambda: made(multipliers=MULTIPLIERS | {"embeddings": 1.0}), LabelError, "'embeddings' match no parameter"),
         (lambda: made(freeze=("qk",)), LabelError, "freeze"),
         (lambda: groups.split_fused(kinds("interleaved")), LabelError, "head by head"),
@@ -263,3 +267,7 @@ def test_wrong_input_is_refused(torch, groups, kinds):
     tied["second"].attn.in_proj_weight = tied["first"].attn.in_proj_weight
     with pytest.raises(LabelError, match="first.attn.in_proj_weight must be of one module"):
         groups.split_fused(tied)
+    model = kinds("separate")
+    model.attn.v_proj.weight = model.attn.k_proj.weight
+    with pytest.raises(LabelError, match="attn.v_proj.weight must be 'qk', that of attn.k_proj.weight"):
+        made(model)
