@@ -4,6 +4,7 @@ import json
 import types
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import made_records
@@ -16,11 +17,13 @@ from experiments.squad import arms as squad_arms
 from experiments.squad import cost, verdict
 from experiments.squad.data import SPLITS
 from experiments.squad.recipe import Recipe as SquadRecipe
-from experiments.text import arms
+from experiments.text import arms, train
 from experiments.text.recipe import Recipe, TextArm
 from qkdyn import results
 from qkdyn.config import as_dict
-from qkdyn.errors import ConflictError, DataError, OutputError
+from qkdyn.errors import ConflictError, DataError, Interrupted, OutputError
+from qkdyn.train.interrupt import Request
+from qkdyn.train.store import open_store
 
 SMALL = replace(Recipe(), seeds=(1, 2))
 TINY = replace(SquadRecipe(), vocabulary=400, d_model=8, n_heads=2, d_mlp=8, n_layers=1)
@@ -234,3 +237,18 @@ def test_where_every_run_diverged_the_verdict_says_so(name):
     # An arm of which every run diverged is not one that does not answer.
     records[0] = made_squad_records.made(own)[0]
     assert "1 of 1 arms answer better" in verdict.verdict(records, own, name)
+
+
+def test_a_signal_while_the_last_epoch_is_measured_saves_it(tmp_path, monkeypatch):
+    state, records, request = {"w": np.arange(3.0)}, {"losses": np.ones((1, 1, 2))}, Request()
+    campaign = types.SimpleNamespace(job=types.SimpleNamespace(steps=2), finish=lambda *rest: (state, records))
+    monkeypatch.setattr(train, "prepare", lambda *rest: (campaign, None))
+    monkeypatch.setattr(train.Reader, "of", lambda *rest: None)
+    monkeypatch.setattr(train, "_end", lambda *rest: request.check())
+    store, data = open_store(tmp_path, {}, every=1e9), types.SimpleNamespace(sha256={}, train=())
+    request.name = "SIGTERM"
+    with pytest.raises(Interrupted, match="SIGTERM: saved"):
+        train.train_group(None, SMALL, (), data, store, request, lambda share, status: None)
+    (home,) = (tmp_path / "checkpoints").iterdir()
+    found, _ = store.newest(home.name)
+    assert np.array_equal(found["state/w"], state["w"]) and np.array_equal(found["records/losses"], records["losses"])

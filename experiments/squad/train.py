@@ -16,7 +16,8 @@ from qkdyn.readings.question_summary import EDGES, summary
 from qkdyn.readings.questions import QuestionReading, read
 from qkdyn.text.batches import bucket_widths
 from qkdyn.text.prompts import Prompts
-from qkdyn.train.interrupt import Request
+from qkdyn.train.interrupt import Asked, Request
+from qkdyn.train.keeping import keep
 from qkdyn.train.language_batches import batch_shapes, updates_of
 from qkdyn.train.language_campaign import LanguageCampaign, Records
 from qkdyn.train.language_engine import LanguageJob, LanguageRun
@@ -90,7 +91,7 @@ def train_run(
         Interrupted: a signal was noted; what was done is saved.
     """
     update(0.0, "compiling")
-    reader = Reader(recipe, data)
+    reader = Reader(recipe, data, request)
     job = job_of(recipe, data, run.arm.epochs)
 
     def heard(step: int, records: Records) -> None:
@@ -113,13 +114,23 @@ def train_run(
     key = key_of(ENGINE, as_dict(recipe), as_dict(run.arm), run.seed, data.sha256, len(data.train.ids))
     state, best, records = campaign.finish(run_of(run), key, heard)
     found = _written(run, records, job.steps // run.arm.epochs)
+    if found["diverged_at"] is not None:
+        # Saved now it would go on training: what is left to read is read.
+        reader.request = None
     readings: dict[str, Any] = {"end": {}, "best": {"epoch": int(records["best/epoch"])}}
     for number, (reading, params) in enumerate((("end", state.params), ("best", best))):
         update(0.86 + 0.07 * number, "measuring")
         known = found["diverged_at"] is None if reading == "end" else int(records["best/epoch"]) > 0
         same = reading == "best" and found["diverged_at"] is None and int(records["best/epoch"]) == run.arm.epochs
         for split in SPLITS:
-            readings[reading][split] = readings["end"][split] if same else reader.whole(params, split) if known else {}
+            if same or not known:
+                readings[reading][split] = readings["end"][split] if same else {}
+                continue
+            try:
+                readings[reading][split] = reader.whole(params, split)
+            except Asked:
+                keep((state, best), records, key, store, request)
+                raise
     speed = campaign.tokens / campaign.seconds if campaign.seconds else None
     return plain(
         {
@@ -138,8 +149,8 @@ def train_run(
 class Reader:
     """How the runs of a recipe are measured."""
 
-    def __init__(self, recipe: Recipe, data: QuestionData) -> None:
-        self.recipe, self.data = recipe, data
+    def __init__(self, recipe: Recipe, data: QuestionData, request: Request | None = None) -> None:
+        self.recipe, self.data, self.request = recipe, data, request
         self.how = QuestionReading(recipe.model(), most=recipe.most, residual=recipe.residual, share=recipe.share)
         # The same for all sets of questions: each is compiled once.
         lengths = [prompts.prompt_length for prompts in (data.selection, data.dev, data.learned)]
@@ -147,6 +158,8 @@ class Reader:
 
     def read(self, params: Any, prompts: Prompts, *, faithful: bool) -> dict[str, Any]:
         """Means and distributions over some questions; of heads their own numbers too."""
+        if self.request:
+            self.request.check()
         vocabulary = self.data.vocabulary
         found = summary(
             read(self.how, params, prompts, vocabulary, batch=READ, widths=self.widths, faithful=faithful), EDGES

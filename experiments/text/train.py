@@ -19,7 +19,8 @@ from qkdyn.readings.posts import Reading, read, slots_of
 from qkdyn.readings.splits import Split, distributions, extended, floors, means, split_of
 from qkdyn.text.batches import bucket_widths, epoch_plan
 from qkdyn.text.encoded import Encoded
-from qkdyn.train.interrupt import Request
+from qkdyn.train.interrupt import Asked, Request
+from qkdyn.train.keeping import keep
 from qkdyn.train.store import Store, key_of
 from qkdyn.train.text_batches import slots_read
 from qkdyn.train.text_campaign import Records, TextCampaign
@@ -46,7 +47,7 @@ def train_group(
         Interrupted: a signal was noted; what was done is saved.
     """
     update(0.0, "compiling")
-    reader = Reader.of(task, recipe, data, len(arms))
+    reader = Reader.of(task, recipe, data, len(arms), request)
     campaign, runs = prepare(recipe, arms, data, reader, store, request)
     key = key_of(ENGINE, as_dict(recipe), [as_dict(arm) for arm in arms], data.sha256, len(data.train))
 
@@ -57,7 +58,12 @@ def train_group(
 
     state, records = campaign.finish(runs, key, heard)
     update(0.92, "measuring")
-    return _written(recipe, arms, data, reader, campaign, records, _end(reader, data, state, update))
+    try:
+        end = _end(reader, data, state, update)
+    except Asked:
+        keep(state, records, key, store, request)
+        raise
+    return _written(recipe, arms, data, reader, campaign, records, end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +78,7 @@ class Reader:
         arms: A, without copies.
         classes: number of classes.
         passes: over the training posts between two readings.
+        request: noted signals, answered before each reading of a split.
     """
 
     recipe: Recipe
@@ -81,9 +88,10 @@ class Reader:
     arms: int
     classes: int
     passes: int
+    request: Request | None = None
 
     @classmethod
-    def of(cls, task: Task, recipe: Recipe, data: TextData, arms: int) -> "Reader":
+    def of(cls, task: Task, recipe: Recipe, data: TextData, arms: int, request: Request | None = None) -> "Reader":
         """The reader of a recipe and its posts."""
         last_slot = recipe.measured == "last_slot"
         how = Reading(
@@ -96,10 +104,12 @@ class Reader:
         slots = np.concatenate([slots_of(how, split) for split in (data.train, data.validation, data.test)])
         widths = (recipe.n_ctx,) if last_slot and not recipe.mask_padding else bucket_widths(slots, 4)
         splits = {name: split_of(getattr(data, name), how, data.agreement.get(name)) for name in SPLITS}
-        return cls(recipe, how, splits, widths, arms, len(task.labels), recipe.passes(len(data.train)))
+        return cls(recipe, how, splits, widths, arms, len(task.labels), recipe.passes(len(data.train)), request)
 
     def posts(self, state: TextState, split: Split, share: float) -> Records:
         """Measures of every post, (S, A, N, ...)."""
+        if self.request:
+            self.request.check()
         seeds = len(self.recipe.seeds)
         places = split.agreement and split.agreement.places
         found = read(self.how, state, split.data, share, widths=self.widths, seeds=seeds, places=places)

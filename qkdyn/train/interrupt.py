@@ -1,10 +1,17 @@
-"""SIGTERM and SIGINT as a question that the training loop answers between two chunks."""
+"""SIGTERM and SIGINT as a question that the training loop answers between two chunks, or two pieces of measuring."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+HEARD = "what is under way ends first, a chunk of training or a piece of measuring, and is saved; a second signal ends at once"
+
+
+class Asked(Exception):
+    """Measuring was left off, since the process was asked to end: it begins again from what is saved."""
 
 
 class Request:
@@ -13,10 +20,15 @@ class Request:
     def __init__(self) -> None:
         self.name: str | None = None
 
+    def check(self) -> None:
+        """Raise `Asked` where a signal was noted: called between two pieces of measuring."""
+        if self.name:
+            raise Asked
+
 
 @contextmanager
 def on_request() -> Iterator[Request]:
-    """Note the first SIGTERM or SIGINT instead of ending; the second one ends the process as usual.
+    """Note the first SIGTERM or SIGINT instead of ending, and say so; the second one ends the process as usual.
 
     Outside the main thread, where Python has no signals, nothing is ever noted.
     """
@@ -33,6 +45,8 @@ def on_request() -> Iterator[Request]:
     def note(number: int, frame: FrameType | None) -> None:
         request.name = signal.Signals(number).name
         restore()
+        # Not by print: a signal may come in the middle of another one.
+        os.write(2, f"\n{request.name}: {HEARD}\n".encode())
 
     for number in before:
         signal.signal(number, note)

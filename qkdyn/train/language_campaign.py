@@ -13,7 +13,7 @@ import numpy as np
 from qkdyn.errors import check_count, reject
 from qkdyn.text.prompts import Prompts
 from qkdyn.train.devices import arms_mesh, copied, spread
-from qkdyn.train.interrupt import Request
+from qkdyn.train.interrupt import Asked, Request
 from qkdyn.train.keeping import keep, restore
 from qkdyn.train.language_batches import Batches, cut, epoch_batches, updates_of
 from qkdyn.train.language_engine import LanguageJob, LanguageRun, LanguageState, advance, begin
@@ -23,6 +23,8 @@ from qkdyn.train.store import Store
 CHUNK_STEPS = 16
 # The record that decides which epoch is the best.
 SELECTION = "selection/f1"
+# A record of the epoch that is trained but not measured yet.
+UNMEASURED = "unmeasured"
 Records = dict[str, np.ndarray]
 
 
@@ -37,7 +39,8 @@ class LanguageCampaign:
         batch: questions of a micro-batch.
         epochs: passes over the questions.
         measure: (state, epoch from 0, records so far) -> records, each of shape (epochs so far, ...) or (updates so far,);
-            "selection/f1", (epochs so far,), among them: called after each epoch.
+            "selection/f1", (epochs so far,), among them: called after each epoch; it may leave off by
+            `Request.check`, and is called again when the run goes on.
         store: keeps checkpoints; None keeps nothing.
         request: noted signals.
         by_length: updates of questions of similar length.
@@ -93,6 +96,8 @@ class LanguageCampaign:
         if self.store and (found := self.store.newest(key)):
             (state, best), records = restore(found[0], (state, best))
         state, run = copied(mesh, state), copied(mesh, jax.tree.map(jnp.float32, run))
+        if UNMEASURED in records:
+            best, records = self._measured(state, best, int(records.pop(UNMEASURED)), records, key)
         batches, prepared = None, -1
         each = self.job.steps // self.epochs
         while (step := int(state.step)) < self.job.steps:
@@ -111,14 +116,25 @@ class LanguageCampaign:
             if not np.isfinite(losses).all():
                 break
             if start + count == each:
-                records = self.measure(state, epoch, records)
-                if epoch + 1 == 1 + int(np.argmax(records[SELECTION])):
-                    best, records["best/epoch"] = _on_host(state.params), np.array(epoch + 1)
+                best, records = self._measured(state, best, epoch, records, key)
             on_chunk(step + count, records)
             if (self.request and self.request.name) or (self.store and self.store.due()):
                 keep((state, best), records, key, self.store, self.request)
         records.setdefault("best/epoch", np.array(0))
         return state, best, records
+
+    def _measured(self, state: LanguageState, best: Any, epoch: int, records: Records, key: str) -> tuple[Any, Records]:
+        """The best parameters and the records after measuring; the state is saved where that is left off."""
+        try:
+            if self.request:
+                self.request.check()
+            records = self.measure(state, epoch, records)
+        except Asked:
+            keep((state, best), records | {UNMEASURED: np.array(epoch)}, key, self.store, self.request)
+            raise
+        if epoch + 1 == 1 + int(np.argmax(records[SELECTION])):
+            best, records["best/epoch"] = _on_host(state.params), np.array(epoch + 1)
+        return best, records
 
     def _batches(self, epoch: int) -> Batches:
         return epoch_batches(

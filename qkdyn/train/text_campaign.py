@@ -11,7 +11,7 @@ import numpy as np
 from qkdyn.errors import check_count
 from qkdyn.text.encoded import Encoded
 from qkdyn.train.devices import arms_mesh, filled_up, spread
-from qkdyn.train.interrupt import Request
+from qkdyn.train.interrupt import Asked, Request
 from qkdyn.train.keeping import keep, restore
 from qkdyn.train.store import Store
 from qkdyn.train.text_batches import Batches, cut, epoch_batches, room, widen
@@ -19,6 +19,8 @@ from qkdyn.train.text_engine import TextJob, TextRuns, TextState, advance, begin
 
 # Updates between two returns to the host: a few seconds for forty runs.
 CHUNK_STEPS = 64
+# A record of the epoch that is trained but not measured yet.
+UNMEASURED = "unmeasured"
 Records = dict[str, np.ndarray]
 
 
@@ -33,7 +35,8 @@ class TextCampaign:
         batch: posts of an update.
         by_length: batches of posts of similar length.
         epochs: passes over the posts.
-        measure: (settled state, epoch from 0, records so far) -> records, each (S, A or more, ...): called after each epoch.
+        measure: (settled state, epoch from 0, records so far) -> records, each (S, A or more, ...): called after each epoch;
+            it may leave off by `Request.check`, and is called again when the run goes on.
         store: keeps checkpoints; None keeps nothing.
         request: noted signals.
         tokens: real tokens trained on by this process, all runs together.
@@ -80,6 +83,8 @@ class TextCampaign:
         if self.store and (found := self.store.newest(key)):
             state, records = restore(found[0], state)
         state = spread(mesh, filled_up(state, mesh.size, 1), 1)
+        if UNMEASURED in records:
+            records = self._measured(state, arms, int(records.pop(UNMEASURED)), records, key)
         batches, prepared, unique = None, -1, 0
         while (step := int(state.step)) < self.job.steps:
             epoch, start = divmod(step, self.job.steps // self.epochs)
@@ -98,12 +103,22 @@ class TextCampaign:
             records["losses"] = np.concatenate([records["losses"], losses], 2) if records else losses
             if start + count == len(batches.width):
                 state = settle(self.job, state, idle)
-                records = self.measure(state, epoch, records)
+                records = self._measured(state, arms, epoch, records, key)
             on_chunk(step + count, records)
             if (self.request and self.request.name) or (self.store and self.store.due()):
                 # Without the copies that fill up the devices: another number of them goes on from there.
                 keep(_first(state, arms), records, key, self.store, self.request)
         return _first(state, arms), records
+
+    def _measured(self, state: TextState, arms: int, epoch: int, records: Records, key: str) -> Records:
+        """The records with what is measured of a settled state, which is saved where that is left off."""
+        try:
+            if self.request:
+                self.request.check()
+            return self.measure(state, epoch, records)
+        except Asked:
+            keep(_first(state, arms), records | {UNMEASURED: np.array(epoch)}, key, self.store, self.request)
+            raise
 
     def _batches(self, epoch: int) -> Batches:
         return epoch_batches(

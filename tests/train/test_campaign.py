@@ -306,7 +306,7 @@ def test_a_failed_checkpoint_is_said_and_the_run_goes_on(tmp_path, whole, monkey
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_are_noted_once_and_handlers_restored(number):
+def test_signals_are_noted_once_and_handlers_restored(number, capfd):
     def handlers():
         return [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)]
 
@@ -315,6 +315,8 @@ def test_signals_are_noted_once_and_handlers_restored(number):
         assert request.name is None and not set(handlers()) & set(before)
         signal.raise_signal(number)
         assert request.name == number.name and handlers() == before
+        told = capfd.readouterr().err
+        assert told.startswith(f"\n{number.name}: ") and "a second signal ends at once\n" in told
     assert handlers() == before
     with pytest.raises(KeyError), on_request():
         raise KeyError

@@ -117,6 +117,28 @@ def test_a_signal_saves_and_ends(tmp_path, whole):
         wrong.finish(run_of(), "key 2")
 
 
+def test_a_signal_while_measuring_leaves_off_and_goes_on_to_the_same_bits(tmp_path, whole):
+    (state, best, records), _, _ = whole
+    store, request = open_store(tmp_path, {"it": "same"}, every=1e9), Request()
+    stopped, kept = campaign(store, request)
+    measure = stopped.measure
+
+    def pieces(state, epoch, records):
+        if epoch == 1:
+            request.name = "SIGTERM"
+            request.check()
+        return measure(state, epoch, records)
+
+    stopped.measure = pieces
+    with pytest.raises(Interrupted, match="SIGTERM: saved"):
+        stopped.finish(run_of(qk=5.0), "key")
+    # The epoch that was left off is the best one.
+    again, more = campaign(store)
+    resumed, resumed_best, found = again.finish(run_of(qk=5.0), "key")
+    assert (len(kept), len(more)) == (1, 3) and same(resumed, state) and same(resumed_best, best)
+    assert found.keys() == records.keys() and all(np.array_equal(found[name], records[name]) for name in records)
+
+
 def test_a_run_that_diverges_ends_there(tmp_path):
     store = open_store(tmp_path, {"it": "same"}, every=0.0)
     made, kept = campaign(store)

@@ -87,6 +87,39 @@ def test_a_signal_saves_and_ends(tmp_path, short_chunks):
     assert heard[0] == 6 and len(seen) == 3
 
 
+def test_a_signal_while_measuring_leaves_off_and_goes_on_to_the_same_bits(tmp_path, short_chunks, monkeypatch):
+    whole, runs, _ = campaign()
+    state, records = whole.finish(runs, "key")
+    settle = text_campaign.settle
+    # Asked to end in the chunk before an epoch is measured, and in the middle of measuring.
+    for early in (True, False):
+        store, request = open_store(tmp_path / str(early), {"it": "same"}, every=1e9), Request()
+        stopped, _, seen = campaign(store, request)
+        measure = stopped.measure
+
+        def pieces(state, epoch, records, request=request, measure=measure):
+            if epoch == 1:
+                request.name = "SIGTERM"
+                request.check()
+            return measure(state, epoch, records)
+
+        def settled(*rest, request=request, early=early):
+            request.name = "SIGTERM" if early else None
+            return settle(*rest)
+
+        stopped.measure = pieces
+        monkeypatch.setattr(text_campaign, "settle", settled)
+        with pytest.raises(Interrupted, match="SIGTERM: saved"):
+            stopped.finish(runs, "key")
+        monkeypatch.setattr(text_campaign, "settle", settle)
+        assert len(seen) == (0 if early else 1)
+        again, _, seen = campaign(store)
+        resumed, found = again.finish(runs, "key")
+        assert len(seen) == (3 if early else 2) and found.keys() == records.keys()
+        assert all(np.array_equal(found[name], records[name]) for name in records)
+        assert all(map(np.array_equal, jax.tree.leaves(resumed), jax.tree.leaves(state)))
+
+
 def test_a_checkpoint_of_other_arms_is_refused(tmp_path, short_chunks):
     store = open_store(tmp_path / "s", {"it": "same"}, every=0.0)
     stopped, runs, _ = campaign(store, asked())
