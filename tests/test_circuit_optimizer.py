@@ -316,7 +316,6 @@ def test_equinox_with_fused_leaves_and_none():
     tx = circuit_optimizer(ADAMW, multipliers={"qk": 4.0, "ov": 1.0}, learning_rate=0.1)
     updates = quick(lambda some: tx.update(jax.tree.map(jnp.ones_like, some), tx.init(some), some)[0])(params)
     moved = jax.tree.map(lambda a, b: np.asarray(b + 0.1 * a * 0.1), params, updates)
-    assert eqx.apply_updates(model, updates).heads == 2
     np.testing.assert_allclose(
         np.asarray(updates.qkv.weight)[:8] + 0.4 * 0.1 * np.asarray(model.qkv.weight)[:8], -0.4, rtol=1e-4
     )
