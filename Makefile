@@ -9,7 +9,7 @@ ARGS ?=
 SCALE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad theory bench examples test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad table1 theory bench examples test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ sva: $(READY)  ## Table 1 on subject-verb agreement: ARGS="--protocol as_coded|a
 
 squad: $(READY)  ## Table 1 on SQuAD: SCALE=laptop|full, ARGS="--protocol as_coded|as_written|controlled", --tune, --data FOLDER
 	$(BIN)/python -m experiments.table1_squad --scale $(SCALE) $(ARGS)
+
+table1: $(READY)  ## Tables 1 and 4 to 6 whole, from the results of the three above: --results FOLDER
+	$(BIN)/python -m experiments.table1 $(ARGS)
 
 theory: $(READY)  ## the paper's mathematics on numbers, one page of verdicts; results/theory
 	$(BIN)/python -m experiments.theory $(ARGS)
