@@ -71,7 +71,8 @@ def summary_frame(arms: Sequence[Record], protocol: Protocol) -> pd.DataFrame:
         first = there[0] if there[0]["arm"]["name"] == comparison.arms[0] else None
         for record, reading in product(there, READINGS):
             at = levels(record, first, there) if reading == "matched" else [np.nan]
-            for level, split, quantity in product(at, SPLITS[reading], QUANTITIES):
+            each = [(level, split, quantity) for level in at for split in SPLITS[reading] for quantity in QUANTITIES]
+            for level, split, quantity in each:
                 own = values(record, reading, split, quantity.name, level)
                 if not np.isfinite(own).any():
                     continue

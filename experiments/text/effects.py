@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations, product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +42,7 @@ def effects_frame(
     seeds = complete(results, len(names)).sum(-1)
     rows = []
     for i, (reading, split, quantity) in enumerate(cases):
-        head = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
+        head: dict[str, Any] = {"reading": reading, "split": split, "claim": quantity.claim, "quantity": quantity.name}
         head["loss_level"] = level if reading == "matched" else np.nan
         for kind, factor, interval in lines:
             mean, low, high = (float(part[i]) for part in interval)

@@ -170,7 +170,7 @@ def beside_printed(
     count = (
         f"{number} of {known} distinct printed numbers have an interval that overlaps ours wherever they are printed"
     )
-    if frame["collapsed"].any():
+    if bool(frame["collapsed"].to_numpy().any()):
         count += ", without runs that collapsed {} of {}".format(*met(rest))
     return [*said, f"{count}. {ours}"]
 

@@ -77,7 +77,7 @@ def summary_frame(
         first = there[0] if there[0]["arm"]["name"] == comparison.arms[0] else None
         for record, reading in product(there, READINGS):
             at = levels(record, first, there) if reading == "matched" else [np.nan]
-            for level, split in product(at, SPLITS[reading]):
+            for level, split in [(level, split) for level in at for split in SPLITS[reading]]:
                 head = {"comparison": comparison.name, "arm": record["arm"]["name"], "reading": reading}
                 head |= {"split": split, "loss_level": level, "collapsed": len(collapses(record))}
                 for line, own, theirs in _lines(record, first, reading, split, level, quantities):
