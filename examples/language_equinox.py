@@ -9,7 +9,7 @@ Expect:   within a minute on two cores the table of rates, the comparison, and t
 
 import equinox as eqx
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 from common import EVERY, options, progress, read_text, report, run_of
 
@@ -21,7 +21,7 @@ from qkdyn.optim import circuit_optimizer
 RATIOS = (1.0, 10.0)
 LENGTH, BATCH, WIDTH, HEADS, LAYERS = 32, 16, 64, 4, 2
 RATE = 1e-3
-CAUSAL = np.tril(np.ones((LENGTH, LENGTH), bool))  # (queries, keys); Equinox's modules are of one sequence
+CAUSAL = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))  # (queries, keys); Equinox's modules are of one sequence
 
 
 class Block(eqx.Module):
@@ -99,10 +99,12 @@ def main(steps=400, out="."):
 
     runs = {}
     for r in RATIOS:
-        params, moments, losses, records = start, optimizer(r).init(start), [], None
+        params, moments, losses = start, optimizer(r).init(start), []
+        seen = jax.eval_shape(advance, r, params, moments, text.batches[:EVERY])[-1]
+        records = observe.start(steps // EVERY, seen)  # qkdyn
         for i in range(0, steps, EVERY):
             params, moments, value, seen = advance(r, params, moments, text.batches[i : i + EVERY])
-            records = observe.write(records or observe.start(steps // EVERY, seen), i + EVERY, seen)  # qkdyn
+            records = observe.write(records, i + EVERY, seen)  # qkdyn
             losses.append(progress(r, i + EVERY, value))
         runs[r] = run_of(observe.to_dataset(records), losses)  # qkdyn
     return report(runs, "language_equinox.png", out)

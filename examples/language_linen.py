@@ -9,7 +9,7 @@ Expect:   within a minute on two cores the table of rates, the comparison, and t
 
 import flax.linen as nn
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 from common import EVERY, options, progress, read_text, report, run_of
 
@@ -21,7 +21,7 @@ from qkdyn.optim import circuit_optimizer
 RATIOS = (1.0, 10.0)
 LENGTH, BATCH, WIDTH, HEADS, LAYERS = 32, 16, 64, 4, 2
 RATE = 1e-3
-CAUSAL = np.tril(np.ones((1, 1, LENGTH, LENGTH), bool))  # (batch, heads, queries, keys)
+CAUSAL = jnp.tril(jnp.ones((1, 1, LENGTH, LENGTH), bool))  # (batch, heads, queries, keys)
 
 
 class Block(nn.Module):

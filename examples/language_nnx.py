@@ -8,7 +8,6 @@ Expect:   within a minute on two cores the table of rates, the comparison, and t
 """
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 from common import EVERY, options, progress, read_text, report, run_of
 from flax import nnx
@@ -21,7 +20,7 @@ from qkdyn.optim import circuit_optimizer
 RATIOS = (1.0, 10.0)
 LENGTH, BATCH, WIDTH, HEADS, LAYERS = 32, 16, 64, 4, 2
 RATE = 1e-3
-CAUSAL = np.tril(np.ones((1, 1, LENGTH, LENGTH), bool))  # (batch, heads, queries, keys)
+CAUSAL = jnp.tril(jnp.ones((1, 1, LENGTH, LENGTH), bool))  # (batch, heads, queries, keys)
 
 
 class Block(nnx.Module):
@@ -76,12 +75,12 @@ def rates(r):
 def train(r, model, text):
     """One run: its loss and its attention at every record."""
     optimizer = nnx.Optimizer(model, circuit_optimizer(optax.adam, **rates(r)), wrt=nnx.Param)  # qkdyn
-    losses, records = [], None
+    records, losses = observe.start(len(text.batches) // EVERY, measure(model, text.held_out)[1]), []  # qkdyn
     for step, windows in enumerate(text.batches, 1):
         train_step(model, optimizer, windows)
         if step % EVERY == 0:
             loss, values = measure(model, text.held_out)
-            records = observe.write(records or observe.start(len(text.batches) // EVERY, values), step, values)  # qkdyn
+            records = observe.write(records, step, values)  # qkdyn
             losses.append(progress(r, step, loss))
     return run_of(observe.to_dataset(records), losses)  # qkdyn
 

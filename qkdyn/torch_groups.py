@@ -47,7 +47,7 @@ class Parts(torch.nn.Module):
         axis = self.slices.axis % whole.ndim
         sizes = [stop - start for _, start, stop in self.slices.parts]
         blocks = whole.unflatten(axis, (self.slices.repeats, -1)).split(sizes, axis + 1)
-        return tuple(block.flatten(axis, axis + 1).clone() for block in blocks)
+        return tuple(block.flatten(axis, axis + 1).clone(memory_format=torch.contiguous_format) for block in blocks)
 
 
 class _Tensor(NamedTuple):
@@ -199,7 +199,8 @@ def _tensors(model: Any) -> Iterator[_Tensor]:
     split: set[int] = set()
     for prefix, module in model.named_modules():
         folder = tuple(prefix.split(".")) if prefix else ()
-        for name, held in module.parametrizations.items() if parametrize.is_parametrized(module) else ():
+        replaced: Any = module.parametrizations if parametrize.is_parametrized(module) else {}
+        for name, held in replaced.items():
             if len(held) == 1 and isinstance(held[0], Parts):
                 split.add(id(held))
                 parts = tuple(getattr(held, f"original{i}") for i in range(held.ntensors))

@@ -77,7 +77,7 @@ def kinds(torch):
                 elif self.kind == "in_proj":
                     getattr(self.attn, f"in_proj_{own}").data = numbers.clone()
                 elif self.kind == "c_attn":
-                    getattr(self.held, own).data = numbers.clone().mT if own == "weight" else numbers.clone()
+                    getattr(self.held, own).data = numbers.mT.contiguous() if own == "weight" else numbers.clone()
                 else:
                     blocks = numbers.unflatten(0, (3, HEADS, -1)).transpose(0, 1)
                     getattr(self.held, own).data = blocks.flatten(0, 2).clone()
@@ -206,6 +206,7 @@ def test_splitting_and_merging_leave_the_model_as_it_was(torch, groups, kinds, k
     assert sorted(groups.split_fused(model, rules=RULES.get(kind))) == sorted(
         name for name, label in labels.items() if isinstance(label, Slices)
     )
+    assert all(p.is_contiguous() and p.untyped_storage().nbytes() == p.nbytes for p in model.attn.parameters())
     torch.testing.assert_close(model(x).detach(), out, rtol=1e-12, atol=1e-12)
     assert groups.circuit_labels(model, rules=RULES.get(kind)) == labels
     assert groups.split_fused(model, rules=RULES.get(kind)) == []
@@ -227,6 +228,9 @@ def test_groups_hold_every_parameter_once_and_freeze_leaves_out(torch, groups):
     assert numbers["qk"] == numbers["ov"] == 2 * (WIDTH * WIDTH + WIDTH)
     made = groups.circuit_groups(model, learning_rate=RATE, multipliers={"qk": 2.0, "ov": 1.0}, freeze=("rest",))
     assert [group["label"] for group in made] == ["qk", "ov"]
+    model.linear1.bias.requires_grad_(False)
+    made = groups.circuit_groups(model, learning_rate=RATE, multipliers=MULTIPLIERS)
+    assert id(model.linear1.bias) not in {id(parameter) for group in made for parameter in group["params"]}
 
 
 def test_a_shared_module_is_one_and_other_parametrizations_keep_their_labels(torch, groups, kinds):
