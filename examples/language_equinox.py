@@ -71,7 +71,7 @@ class Model(eqx.Module):
 def main(steps=400, out="."):
     """Train at both ratios; print and draw the comparison."""
     text = read_text(steps, BATCH, LENGTH)
-    start, static = eqx.partition(Model(len(text.characters), jax.random.key(0)), eqx.is_inexact_array)
+    start, static = eqx.partition(eqx.filter_jit(Model)(len(text.characters), jax.random.key(0)), eqx.is_inexact_array)
 
     def rates(r):
         return {"learning_rate": RATE, "multipliers": {"qk": r, "ov": 1, "rest": 1}, "labels": circuit_labels}  # qkdyn
