@@ -99,7 +99,8 @@ def draw_published(frame: "pandas.DataFrame") -> "matplotlib.figure.Figure":
 
 def _point(axes: Any, place: int, change: tuple[float, float, float] | None, printed: bool) -> None:
     if change is None:
-        axes.text(0.01, place, "none", transform=axes.get_yaxis_transform(), fontsize=7, va="center", color="#888888")
+        style = {"fontsize": 7, "ha": "center", "va": "center", "color": "#888888"}
+        axes.text(0.5, place, "none", transform=axes.get_yaxis_transform(), **style)
         return
     mean, low, high = change
     colour, marker = ("#888888", "D") if printed else (canvas.CATEGORIES[0], "o")
