@@ -229,9 +229,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_others(places(folder, protocol), options)
         if not options.draw_only:
             data = reader(protocol, runs, options)
-            settle(places(folder, protocol), [run.name for run in runs], options, data)
-            if options.data is not None:
-                # Finished records need none; data that are named must be theirs all the same.
+            own = settle(places(folder, protocol), [run.name for run in runs], options, data)
+            # Finished records need none, but data that are named must be theirs; what is wrong with data is said before work.
+            if options.data is not None or (not options.tune and any(place.read() is None for place in own)):
                 data()
             if options.tune:
                 train(protocol, [run for run in runs if run.arm.qk == 1], options, data)

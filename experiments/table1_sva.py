@@ -1,7 +1,7 @@
 """Table 1 on subject-verb agreement: does a faster query-key circuit attend to the subject, and does that help?
 
 Command:  python -m experiments.table1_sva [--protocol NAME] [--data FOLDER] [--arms NAME ...] [--help]
-Time:     12 to 17 minutes a protocol on two cores, 25 with other work beside; --quick under 45 s. Finished arms are records and not trained again.
+Time:     12 to 17 minutes a protocol on two cores; --quick under 45 s. Finished arms are records and not trained again.
 Expect:   as_coded: what was published, on other sentences; controlled: accuracy and attention by the number of nouns that
           stand between subject and verb and are of the other number.
 

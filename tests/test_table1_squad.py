@@ -15,7 +15,7 @@ from experiments.squad.recipe import Recipe
 from experiments.text.recipe import TextArm
 from qkdyn import results
 from qkdyn.config import main_guard
-from qkdyn.errors import ConflictError, InputError, Interrupted, OutputError
+from qkdyn.errors import ConflictError, DataError, InputError, Interrupted, OutputError
 
 TINY = replace(Recipe(), vocabulary=400, d_model=8, n_heads=2, d_mlp=8, n_layers=1)
 
@@ -258,3 +258,13 @@ def test_where_nothing_answers_the_loss_chooses():
     assert "so that the loss chooses" in tune.tuning_verdict(records, "quick")
     records[0]["runs"][0]["best"]["selection"]["f1"] = 0.9
     assert tune.measure_of(records) == "f1" and tune.chosen_rate(records) == records[0]["arm"]["rate"]
+
+
+def test_data_that_cannot_be_used_are_refused_before_anything_is_made(calls, tmp_path, monkeypatch):
+    def load(*arguments, **options):
+        raise DataError("train.json leaves 18 questions to train on, and an update needs 33")
+
+    monkeypatch.setattr(table1, "load", load)
+    with pytest.raises(DataError, match="an update needs 33"):
+        run(tmp_path)
+    assert not (tmp_path / "arms").exists() and not (tmp_path / "checkpoints").exists()

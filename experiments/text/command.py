@@ -122,9 +122,9 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
         refuse_others(places(folder, protocol), options)
         if not options.draw_only:
             data = reader(experiment, protocol, names, options)
-            settle(places(folder, protocol), names, options, data)
-            if options.data is not None:
-                # Finished records need none; data that are named must be theirs all the same.
+            own = settle(places(folder, protocol), names, options, data)
+            # Finished records need none, but data that are named must be theirs; what is wrong with data is said before work.
+            if options.data is not None or (not options.tune and any(place.read() is None for place in own)):
                 data()
             if options.tune:
                 train(experiment.task, protocol, [arm.name for arm in protocol.groups[0]], options, data)
