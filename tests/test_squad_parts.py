@@ -394,6 +394,14 @@ def test_published_protocols_stand_beside_the_printed_numbers():
         ac["printed"] == pytest.approx(42.95, abs=0.01) and np.isfinite(ac["ours"]) and ac["intervals_overlap"] is None
     )
     said = verdict.verdict(records, own, "as_coded")
+    assert "distinct printed numbers" not in said
+    more = replace(own, seeds=(1, 2, 3))
+    three = made.made(more)
+    frame = published.compared_frame(readings.by_arm(three, more))
+    known = frame[frame["intervals_overlap"].notna()]
+    distinct = known.drop_duplicates(["arm", "split", "quantity", "reading"])
+    assert 0 < len(distinct) < len(known)
+    assert f"of {len(distinct)} distinct printed numbers" in verdict.verdict(three, more, "as_coded")
     assert "The printed faster arm beside ours: f1_first" in said and "without the space before it" in said
     assert "published" in tables.frames(records, own)
 

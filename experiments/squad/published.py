@@ -45,7 +45,7 @@ def compared_frame(arms: Sequence[Record]) -> pd.DataFrame:
         row |= {"printed": mean, "printed_low": low, "printed_high": high}
         row |= {"ours": ours, "ours_low": ours_low, "ours_high": ours_high, "difference": ours - mean}
         overlap = bool(max(low, ours_low) <= min(high, ours_high)) if np.isfinite(ours_low) else None
-        rows.append(row | {"intervals_overlap": overlap, "note": line.note})
+        rows.append(row | {"intervals_overlap": overlap, "summed": line.summed, "note": line.note})
     return pd.DataFrame(rows)
 
 

@@ -9,6 +9,7 @@ from experiments.squad.published import compared_frame
 from experiments.squad.readings import by_arm, seeds_of, whole
 from experiments.squad.tables import compared, title, uniform
 from experiments.text.claims import Estimate, change, estimate, judged, told
+from experiments.text.printed import met
 from experiments.text.readings import Record, matched_level, values
 from qkdyn.figures.squad import WHEN, label
 from qkdyn.metrics.intervals import confidence_interval
@@ -316,9 +317,11 @@ def _beside_published(arms: Sequence[Record]) -> list[str]:
         part = kept.loc[(kept["arm"] == arm) & ~kept["source"].str.startswith("Table")].drop_duplicates("quantity")
         each = [f"{line.quantity} {line.ours:.3g} (printed {line.printed:.3g})" for line in part.itertuples()]
         said += [f"The printed {arm} arm beside ours: {', '.join(each)}."] if each else []
-    overlap = [value for value in frame["intervals_overlap"] if value is not None]
-    if overlap:
-        said.append(f"Of {len(overlap)} printed numbers {sum(overlap)} have an interval that overlaps ours.")
+    number, known = met(frame)
+    if known:
+        said.append(
+            f"{number} of {known} distinct printed numbers have an interval that overlaps ours wherever they are printed."
+        )
     same = {record["arm"]["name"]: record for record in arms}.get("same")
     if same is not None:
         fault, right = (
