@@ -9,7 +9,7 @@ import jax.core
 import numpy as np
 
 from qkdyn.circuits import circuit_labels
-from qkdyn.labels import paths_of
+from qkdyn.labels import labels_for, paths_of
 from qkdyn.optim import full_labels
 from qkdyn.slices import Slices
 
@@ -39,7 +39,7 @@ def circuit_table(
     Raises:
         LabelError: as `circuit_labels` does, or a tree of labels that is no prefix of the parameters'.
     """
-    found = labels(params) if callable(labels) else labels
+    found = labels_for(labels, params)
     full = full_labels(found, params, multipliers or {}, freeze)
     leaves = jax.tree.leaves(params)
     rates = {name: _rate(learning_rate, value) for name, value in (multipliers or {}).items()} | dict.fromkeys(

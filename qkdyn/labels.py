@@ -10,7 +10,19 @@ from qkdyn.errors import LabelError
 from qkdyn.grouping import CIRCUITS, NAMED, Label, Path, Rules, label_paths
 from qkdyn.slices import Fused, Slices, fused
 
-__all__ = ["CIRCUITS", "NAMED", "Fused", "Label", "Path", "Rules", "Slices", "circuit_labels", "fused", "paths_of"]
+__all__ = [
+    "CIRCUITS",
+    "NAMED",
+    "Fused",
+    "Label",
+    "Path",
+    "Rules",
+    "Slices",
+    "circuit_labels",
+    "fused",
+    "labels_for",
+    "paths_of",
+]
 
 
 def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
@@ -42,6 +54,14 @@ def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
     shapes = {path: _shape(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)}
     labels = label_paths(shapes, rules, {path: leaf for path, (_, leaf) in zip(paths, leaves, strict=True)})
     return jax.tree.unflatten(structure, [labels[path] for path in paths])
+
+
+def labels_for(labels: Any, tree: Any) -> Any:
+    """The labels of `tree`: given as a tree of them, or as a function of it.
+
+    A tree of labels may itself be callable, as a labelled Equinox model is: a function is what is a leaf.
+    """
+    return labels(tree) if callable(labels) and jax.tree_util.all_leaves([labels]) else labels
 
 
 def paths_of(tree: Any) -> list[Path]:

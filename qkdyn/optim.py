@@ -10,7 +10,7 @@ import optax
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import LabelError, as_tuple, reject
 from qkdyn.factors import Factors, scaled
-from qkdyn.labels import NAMED
+from qkdyn.labels import NAMED, labels_for
 from qkdyn.rates import MOST, Rate, check_rate, product
 from qkdyn.slices import Slices
 from qkdyn.splitting import merge, part_labels, split
@@ -87,13 +87,18 @@ def circuit_optimizer(
     factors.check(multipliers)
 
     def found(tree: Any) -> Any:
-        return full_labels(labels(tree) if callable(labels) else labels, tree, multipliers, frozen)
+        return full_labels(labels_for(labels, tree), tree, multipliers, frozen)
+
+    def grouped_by(full: Any) -> optax.GradientTransformationExtraArgs:
+        # By a function: optax too would call a tree of labels that is callable.
+        own = part_labels(full)
+        return optax.multi_transform(transforms, lambda _: own)
 
     def init(params: Any) -> optax.OptState:
         full = found(params)
         check_labels(full, params, multipliers, frozen)
         scaled(full, split(full, params), factors)
-        return optax.multi_transform(transforms, part_labels(full)).init(split(full, params))
+        return grouped_by(full).init(split(full, params))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         full = found(updates)
@@ -101,7 +106,7 @@ def circuit_optimizer(
         if clip is not None:
             updates = _clipped(updates, part_labels(full), frozen, clip)
         params = None if params is None else split(full, params)
-        grouped = optax.multi_transform(transforms, part_labels(full))
+        grouped = grouped_by(full)
         if any(isinstance(label, Slices) for label in jax.tree.leaves(full)):
             state = _as_made(grouped, state, updates if params is None else params)
         updates, state = grouped.update(updates, state, params, **extra)

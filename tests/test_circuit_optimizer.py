@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import optimizer as benchmark
 from helpers import max_difference, quick
+from qkdyn.circuit_table import circuit_table
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import InputError, LabelError
 from qkdyn.optim import circuit_optimizer
@@ -398,3 +399,29 @@ def test_wrong_input(options, said, unchecked):
     with pytest.raises((InputError, LabelError), match=said):
         circuit_optimizer(**options).init(PARAMS)
     circuit_optimizer(optax.sgd, multipliers=ONES).init(PARAMS)
+
+
+class Called(eqx.Module):
+    """A model that is called, so that the tree of its labels is callable too."""
+
+    query: jax.Array
+    key: jax.Array
+    value: jax.Array
+    out: jax.Array
+
+    def __call__(self, x):
+        return x
+
+
+def test_a_tree_of_labels_that_is_callable_is_no_function():
+    model = Called(*(jnp.full((4, 4), 1.0 + i) for i in range(4)))
+    labels = circuit_labels(model)
+    assert callable(labels)
+    by_tree, by_function = (
+        circuit_optimizer(optax.sgd, multipliers=FAST, learning_rate=0.1, labels=own)
+        for own in (labels, circuit_labels)
+    )
+    steps = [tx.update(model, tx.init(model))[0] for tx in (by_tree, by_function)]
+    assert float(steps[0].query[0, 0]) == pytest.approx(-0.7) and float(steps[0].value[0, 0]) == pytest.approx(-0.15)
+    assert max_difference(*steps) == 0
+    assert circuit_table(model, labels=labels) == circuit_table(model)
