@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import made_records
-from experiments.text import arms, claims, effects, published, readings, tables, verdict
+from experiments.text import arms, claims, effects, published, readings, sva_arms, sva_verdict, tables, verdict
 from qkdyn.errors import InputError
 from qkdyn.figures.text import draw_curves, draw_dtap, draw_text, draw_training, words
 from qkdyn.figures.text_tuning import draw_tuning
@@ -330,6 +330,22 @@ def test_one_run_has_no_interval_and_nothing_is_told_from_it(protocol):
 
 
 # Figures.
+
+
+def test_of_arms_all_of_whose_runs_diverged_nothing_else_is_said():
+    """Of HateXplain and of sentences; one run that did not diverge brings everything back."""
+    sentences = sva_arms.controlled()
+    for own, say, name in ((arms.as_coded(), verdict.verdict, "as_coded"), (sentences, sva_verdict.verdict, "controlled")):
+        records = made_records.made(own)[:2]
+        for record in records:
+            for run in record["runs"]:
+                run["diverged_at"] = 1
+        text = say(records, own, name)
+        assert "Every run of all 2 finished arms diverged: there is nothing to say of what QK does." in text
+        assert "Every run of the only finished arm diverged" in say(records[:1], own, name)
+        assert "MRTA" not in text and "Data: " in text
+        records[1]["runs"][0]["diverged_at"] = None
+        assert "nothing to say" not in say(records, own, name)
 
 
 def test_figures_show_diverged_runs_and_single_seeds(controlled, frames, tmp_path):

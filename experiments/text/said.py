@@ -32,6 +32,17 @@ def title_of(title: str, name: str, records: Sequence[Record], protocol: Protoco
     return f"{said} Brackets are 95% intervals over seeds, of differences those of pairs of runs of one seed."
 
 
+def all_diverged(records: Sequence[Record]) -> str:
+    """That every run of every arm diverged, of which nothing else can be said; empty where some run did not."""
+    if not records or any(run["diverged_at"] is None for record in records for run in record["runs"]):
+        return ""
+    arms = "the only finished arm" if len(records) == 1 else f"all {len(records)} finished arms"
+    return (
+        f"**In short.** Every run of {arms} diverged: there is nothing to say of what QK does. Lower the rates, or look at "
+        "the training losses in the records."
+    )
+
+
 def as_markdown(title: str, short: str, said: Sequence[str]) -> str:
     """A title, the paragraph that says it in short, and one line for each thing that is said."""
     return "\n".join([title, "", *([short, ""] if short else []), *(f"- {line}" for line in said)]) + "\n"

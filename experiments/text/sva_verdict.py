@@ -10,7 +10,17 @@ from experiments.text.claims import change, estimate, judged, told
 from experiments.text.collapsed import collapsed_in_short, collapsed_lines
 from experiments.text.effects import effects_frame
 from experiments.text.readings import MAIN, Record, values
-from experiments.text.said import Found, alone, as_markdown, beside_printed, data_of, pair, parts_of, title_of
+from experiments.text.said import (
+    Found,
+    all_diverged,
+    alone,
+    as_markdown,
+    beside_printed,
+    data_of,
+    pair,
+    parts_of,
+    title_of,
+)
 from experiments.text.sva_closely import ATTRACTORS, BALANCED, apart, looked_at, mean_told, placed
 from experiments.text.sva_published import compared_frame
 from experiments.text.sva_tables import OWN, cell, uniform
@@ -39,6 +49,9 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         protocol: theirs.
         name: of the protocol, for the title.
     """
+    title = title_of(SVA.title, name, records, protocol, SENTENCES)
+    if nothing := all_diverged(records):
+        return as_markdown(title, nothing, data_of(records, SENTENCES))
     found = {record["arm"]["name"]: record for record in records}
     said = collapsed_lines(records, SENTENCES, firsts(records, protocol))
     if protocol.recipe.measured == "last_slot":
@@ -58,7 +71,7 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         said += alone(found, [(name, BASELINE) for name in ("qk10", "qk100", "ov30", "all30")], SENTENCES)
     said += data_of(records, SENTENCES)
     short = " ".join(filter(None, (in_short(found), collapsed_in_short(records))))
-    return as_markdown(title_of(SVA.title, name, records, protocol, SENTENCES), short, said)
+    return as_markdown(title, short, said)
 
 
 def closely(found: Found) -> list[str]:

@@ -10,7 +10,17 @@ from experiments.text.effects import effects_frame
 from experiments.text.in_short import in_short
 from experiments.text.published import compared_frame
 from experiments.text.readings import Record, matched_level
-from experiments.text.said import Found, alone, as_markdown, beside_printed, data_of, pair, parts_of, title_of
+from experiments.text.said import (
+    Found,
+    all_diverged,
+    alone,
+    as_markdown,
+    beside_printed,
+    data_of,
+    pair,
+    parts_of,
+    title_of,
+)
 from experiments.text.tables import compared, firsts
 from experiments.text.task import HATEXPLAIN
 from qkdyn.figures.text import words
@@ -33,6 +43,9 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         protocol: theirs.
         name: of the protocol, for the title.
     """
+    title = title_of(HATEXPLAIN.title, name, records, protocol, POSTS)
+    if nothing := all_diverged(records):
+        return as_markdown(title, nothing, data_of(records, POSTS))
     found, recipe = {record["arm"]["name"]: record for record in records}, protocol.recipe
     said = collapsed_lines(records, POSTS, firsts(records, protocol))
     if recipe.measured == "last_slot":
@@ -49,7 +62,7 @@ def verdict(records: Sequence[Record], protocol: Protocol, name: str) -> str:
         said += _longer(found)
     said += data_of(records, POSTS)
     short = " ".join(filter(None, (in_short(records, protocol), collapsed_in_short(records))))
-    return as_markdown(title_of(HATEXPLAIN.title, name, records, protocol, POSTS), short, said)
+    return as_markdown(title, short, said)
 
 
 def _parts(records: Sequence[Record], protocol: Protocol) -> list[str]:

@@ -61,6 +61,15 @@ def _beside(folder: Path, name: str) -> str:
         return f"{path.name}: {error}"
 
 
+def _alone(option: Path | None, wanted: Source, name: str) -> list[str]:
+    """A line on a file that some experiments can do with alone, where it is there."""
+    try:
+        path = find(data_folder(option, wanted.name, enough=name), name)
+        return [f"  but {path}: {count_rows(path, 'sentences'):,} sentences, enough for what reads no more than these"]
+    except DataError:
+        return []
+
+
 def _hatexplain(folder: Path) -> list[str]:
     """The posts that an experiment would read, and what differs from the published data."""
     try:
@@ -80,7 +89,7 @@ def _entry(option: Path | None, wanted: Source) -> str:
     try:
         folder = data_folder(option, wanted.name)
     except DataError as error:
-        lines += [f"  NOT FOUND: {error}"]
+        lines += [f"  NOT FOUND: {error}", *(line for name in wanted.beside for line in _alone(option, wanted, name))]
     else:
         looked = [str(place) for place in places(option, wanted.name)]
         lines += [f"  looked at: {', '.join(looked[: looked.index(str(folder)) + 1])}", f"  found in {folder}:"]

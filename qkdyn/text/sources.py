@@ -212,6 +212,8 @@ def data_folder(option: str | Path | None, name: str, *, enough: str | None = No
         DataError: none of them does; the message names each place and what it lacks.
     """
     wanted, looked = source(name), []
+    if option is not None and "\0" in str(option):
+        raise DataError(f"cannot read {str(option)!r}: a name of a folder has no NUL; choose another --data")
     for folder in places(option, name):
         lacking = _lacking(folder, wanted, enough)
         if not lacking:

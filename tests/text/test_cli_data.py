@@ -88,6 +88,12 @@ def test_damage_is_shown_in_its_place(tmp_path, capsys, nowhere):
     assert "preambles.tsv.gz: 1 sentences, sha256 " in entry(shown, "sva")
 
 
+def test_beginnings_of_sentences_are_found_without_the_sentences(tmp_path, capsys, nowhere):
+    path = write(tmp_path / "sva" / "preambles.tsv", "sentence\tverb_pos\na\tVBZ\n")
+    shown = entry(ask(capsys, "data", "--data", tmp_path)[1], "sva")
+    assert "NOT FOUND" in shown and f"  but {path}: 1 sentences, enough for what reads no more than these\n" in shown
+
+
 def test_questions_are_counted(tmp_path):
     assert count_rows(write(tmp_path / "a.json", json.dumps(made_squad(21)), zipped=True), "questions") == 21
     for content in ("[]", '{"data": [{}]}', '{"data": 3}'):

@@ -65,6 +65,11 @@ def test_what_utf8_cannot_hold_is_written_as_its_escape(tmp_path):
     assert write_text(tmp_path / "a", "é\udcffx\n").read_bytes() == b"\xc3\xa9\\udcffx\n"
 
 
+def test_a_name_of_a_folder_has_no_nul():
+    with pytest.raises(DataError, match=r"cannot read 'a\\x00b': .* has no NUL; choose another --data"):
+        data_folder("a\0b", "sva")
+
+
 def test_a_file_that_is_enough_makes_a_folder(tmp_path):
     with pytest.raises(DataError, match=r"lacks agr_50_mostcommon_10K\.tsv, and preambles\.tsv, which would do\)"):
         data_folder(tmp_path, "sva", enough="preambles.tsv")
