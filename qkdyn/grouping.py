@@ -6,12 +6,12 @@ Neither JAX nor PyTorch: `qkdyn.labels` applies it to trees of parameters; for P
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from qkdyn.errors import LabelError, reject
-from qkdyn.naming import Place, place_of, words
+from qkdyn.naming import Place, blocks_of, place_of, words
 from qkdyn.slices import CIRCUIT, Fused, Shape, Slices, bias_slices, layouts
 
 Path = tuple[str, ...]
@@ -201,7 +201,7 @@ def _unknown(guesses: Guesses, folder: Path) -> list[Path]:
 
 def _fused(guesses: Guesses, found: Mapping[str, list[Path]], doubts: dict[Path, str]) -> dict[Path, Slices]:
     """Slices of every fused parameter of one attention; doubts are added to `doubts`."""
-    shapes, labels = guesses.shapes, {}
+    shapes, labels, outputs = guesses.shapes, {}, {guesses.places[path].name for path in found.get("o", ())}
     largest = {name: max((shapes[path] for path in found.get(name, ())), key=len, default=None) for name in ("o", "q")}
     for name, paths in found.items():
         if len({CIRCUIT[letter] for letter in name}) < 2:
@@ -214,7 +214,7 @@ def _fused(guesses: Guesses, found: Mapping[str, list[Path]], doubts: dict[Path,
             several = layouts(shapes[path], letters, largest["o"], largest["q"])
             if guesses.places[path].part.rank:  # in_proj: of a state space model it may be as wide as grouped queries
                 several = [slices for slices in several if len({b - a for _, a, b in slices.parts}) == 1]
-            labels |= _settled(guesses, path, several, doubts)
+            labels |= _settled(guesses, path, several, doubts, outputs)
         for path in (path for path in paths if len(shapes[path]) < most):
             several = {
                 slices
@@ -222,17 +222,19 @@ def _fused(guesses: Guesses, found: Mapping[str, list[Path]], doubts: dict[Path,
                 if kernel in labels
                 for slices in bias_slices(shapes[path], shapes[kernel], labels[kernel])
             }
-            labels |= _settled(guesses, path, sorted(several, key=str), doubts)
+            labels |= _settled(guesses, path, sorted(several, key=str), doubts, ())
     return labels
 
 
-def _settled(guesses: Guesses, path: Path, several: list[Slices], doubts: dict[Path, str]) -> dict[Path, Slices]:
+def _settled(
+    guesses: Guesses, path: Path, several: list[Slices], doubts: dict[Path, str], outputs: Collection[str]
+) -> dict[Path, Slices]:
     """The one reading there is; else a doubt."""
-    shape, part = guesses.shapes[path], guesses.places[path].part
-    if len(several) == 1 and part.interleaved and several[0].parts[0][2] > 1:
+    shape, blocks = guesses.shapes[path], blocks_of(guesses.places[path].name, outputs)
+    if len(several) == 1 and blocks and several[0].parts[0][2] > 1:
         doubts[path] = (
-            "of this name some models have queries, keys and values head by head (GPT-NeoX, BLOOM, Falcon), others one after "
-            "the other: say which, fused('qkv', axis=..., heads=number of heads) or fused('qkv', axis=...)"
+            f"of this name some models have {blocks[0]}, others one after the other: say which, {blocks[1]} or "
+            "fused('qkv', axis=...), where needed with the sizes of the parts"
         )
         return {}
     if len(several) == 1:

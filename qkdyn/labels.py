@@ -61,7 +61,7 @@ def labels_for(labels: Any, tree: Any) -> Any:
 
     A tree of labels may itself be callable, as a labelled Equinox model is: a function is what is a leaf.
     """
-    return labels(tree) if callable(labels) and jax.tree_util.all_leaves([labels]) else labels
+    return labels(tree) if callable(labels) and jax.tree_util.all_leaves([labels]) else _unboxed(labels)
 
 
 def paths_of(tree: Any) -> list[Path]:
@@ -75,6 +75,18 @@ def _arrays(params: Any) -> Any:
     if nnx is not None and isinstance(params, nnx.Module):
         return nnx.state(params, nnx.Param)
     return params
+
+
+def _unboxed(labels: Any) -> Any:
+    """Labels without the boxes of `nnx.Param`: a prefix of the parameters and of the pure tree of nnx.Optimizer alike."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None:
+        return labels
+
+    def boxed(node: Any) -> bool:
+        return isinstance(node, nnx.Variable)
+
+    return jax.tree.map(lambda node: jax.tree.leaves(node)[0] if boxed(node) else node, labels, is_leaf=boxed)
 
 
 def _names(path: tuple[Any, ...]) -> Path:

@@ -1,6 +1,7 @@
 """What the name of a parameter says: query, key, value, output, or several fused. Strings alone; neither JAX nor PyTorch."""
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 # Words that say nothing of the circuit, alone or beside one that does (q_proj, attn_q, linear_q, to_q, W_Q).
@@ -18,8 +19,22 @@ _LETTER = {
     **dict.fromkeys(("o", "out", "output", "outputs"), "o"),
 }
 _FUSED = frozenset(("qkv", "qvk", "kqv", "kvq", "vqk", "vkq", "kv", "vk", "qk", "kq", "ov"))
-# Names of which models in wide use interleave query, key and value head by head (GPT-NeoX, BLOOM, Falcon, Megatron).
-INTERLEAVED = frozenset({"query_key_value", "linear_qkv"})
+# Fused names that models in wide use fill in blocks, where others have one part after the other: what a block is, in which
+# models, and the rule that says so.
+BLOCKS = {
+    "head": (
+        "queries, keys and values head by head (GPT-NeoX, BLOOM, Falcon)",
+        "fused('qkv', axis=..., heads=number of heads)",
+    ),
+    "device": (
+        "queries, values and keys, in this order, in 4 or 8 blocks (CodeGen, ProGen2, MOSS)",
+        "fused('qvk', axis=..., heads=number of blocks)",
+    ),
+    "group": (
+        "queries, keys and values by key-value head (InternLM2)",
+        "fused('qkv', axis=..., sizes=(queries of a group x head size, head size, head size), heads=key-value heads)",
+    ),
+}
 
 
 class Part(NamedTuple):
@@ -30,13 +45,11 @@ class Part(NamedTuple):
         norm: whether it is a normalization of these.
         rank: how surely an output is meant, 0 best: o_proj; out; c_proj, proj; dense. Also 1 for in_proj, which need not be
             attention's. 0 for everything else.
-        interleaved: whether models of this name interleave the fused parts head by head.
     """
 
     letters: str
     norm: bool = False
     rank: int = 0
-    interleaved: bool = False
 
 
 class Place(NamedTuple):
@@ -73,8 +86,21 @@ def part_of(component: str) -> Part | None:
     letters = [_LETTER.get(word, word if word in _FUSED else None) for word in core]
     joined = "".join(letter for letter in letters if letter)
     if None not in letters and (joined in _FUSED or joined in tuple("qkvo")):
-        return Part(joined, norm, int(joined == "o" and core != ["o"]), name in INTERLEAVED)
+        return Part(joined, norm, int(joined == "o" and core != ["o"]))
     return Part("") if set(joined) & set("qkv") else None
+
+
+def blocks_of(name: str, outputs: Collection[str]) -> tuple[str, str] | None:
+    """What of `BLOCKS` a fused parameter of this name may be, beside outputs of these names; None: one part after the other.
+
+    Case tells some apart: wqkv beside wo is InternLM2's (and others'), Wqkv ModernBERT's, MPT's and FlashAttention's.
+    """
+    joined, beside = "_".join(words(name)), {"_".join(words(output)) for output in outputs}
+    if joined in ("query_key_value", "linear_qkv"):
+        return BLOCKS["head"]
+    if joined == "qkv_proj" and "out_proj" in beside:
+        return BLOCKS["device"]
+    return BLOCKS["group"] if name == "wqkv" and "wo" in outputs else None
 
 
 def place_of(path: tuple[str, ...]) -> Place | None:

@@ -187,7 +187,7 @@ FUSED = {
         -1,
     ),
     "stacked": ({"W_qkv": (3, 8, 8), "W_O": (8, 8)}, qkv(-1, 1, 1, 1), -3),
-    "seeds of layers": ({"wqkv": (7, 2, 8, 24), "wo": (7, 2, 8, 8)}, THIRDS, -1),
+    "seeds of layers": ({"Wqkv": (7, 2, 8, 24), "Wo": (7, 2, 8, 8)}, THIRDS, -1),
     "alone": ({"qkv": {"kernel": (8, 24)}}, THIRDS, -1),
 }
 
@@ -253,6 +253,38 @@ def test_interleaved_heads_are_refused_until_a_rule_says_how():
     labels = labelled(NEOX, rules={"query_key_value": fused("qkv", axis=-1, heads=2)})
     assert labels["attention/query_key_value/kernel"] == Slices(-1, (("qk", 0, 4), ("qk", 4, 8), ("ov", 8, 12)), 2)
     assert labels["attention/dense/kernel"] == "ov"
+
+
+# What CodeGen and InternLM2 have behind plain names, 8 wide: 4 blocks of 2 queries, values, keys; 2 key-value heads of size 2
+# with two queries each. Beside them which row is what, as these models' code takes them apart.
+PLAIN = {
+    "codegen": ({"attn": {"qkv_proj": (8, 24), "out_proj": (8, 8)}}, fused("qvk", axis=-1, heads=4), "qqvvkk" * 4),
+    "internlm2": (
+        {"attention": {"wqkv": (8, 16), "wo": (8, 8)}},
+        fused("qkv", axis=-1, sizes=(4, 2, 2), heads=2),
+        "qqqqkkvv" * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_blocks_behind_plain_names_are_refused_until_a_rule_says_how(name):
+    shapes, rule, rows = PLAIN[name]
+    said = {
+        "codegen": r"in 4 or 8 blocks \(CodeGen.*fused\('qvk', axis=..., heads=",
+        "internlm2": r"by key-value head \(InternLM2",
+    }
+    with pytest.raises(LabelError, match=f"qkv.*: .*{said[name]}"):
+        labelled(shapes)
+    labels = labelled(shapes, rules={"qkv": rule})
+    (slices,) = (label for label in labels.values() if isinstance(label, Slices))
+    found = "".join(label[0] * (b - a) for _ in range(slices.repeats) for label, a, b in slices.parts)
+    assert found == "".join({"q": "q", "k": "q", "v": "o"}[row] for row in rows)
+    assert {label for label in labels.values() if label is not slices} == {"ov"}
+    # The same names beside others, and fused along an axis of its own, leave no doubt.
+    assert labelled({"qkv_proj": (8, 24), "o_proj": (8, 8)})["qkv_proj"] == THIRDS
+    assert labelled({"Wqkv": (8, 24), "out_proj": (8, 8)})["Wqkv"] == THIRDS
+    assert labelled({"qkv_proj": (3, 8, 8), "out_proj": (8, 8)})["qkv_proj"] == qkv(-3, 1, 1, 1)
 
 
 DOUBTS = {

@@ -8,11 +8,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from qkdyn.errors import InputError, reject
 
 Maps = dict[str, Any]
+AnyArray = Array | np.ndarray
 
 
 def sown(intermediates: Any, name: str = "attention_weights") -> Maps:
@@ -22,6 +24,9 @@ def sown(intermediates: Any, name: str = "attention_weights") -> Maps:
     calls `MultiHeadDotProductAttention`, and `sown(variables)`. NNX: `output, state = nnx.capture(model,
     nnx.Intermediate)(x)`, with `sow_weights=True` where it calls `MultiHeadAttention`, and `sown(state)`. A module that is
     called several times has a number for each call after its name.
+
+    NNX modules that sow outside of `nnx.capture`, in the training step for example, keep the maps of every call: the model
+    grows, and `nnx.jit` compiles each step anew. Pass `sow_weights=True` where it is captured and False everywhere else.
 
     Args:
         intermediates: Linen's variables or their "intermediates"; an NNX state.
@@ -102,10 +107,10 @@ def by_layer(maps: Any, axis: int = 0) -> Maps:
 
 def attend_with_maps(
     attention: Callable[..., Any],
-    query: Float[Array, "queries q_size"],
-    key_: Float[Array, "keys k_size"],
-    value: Float[Array, "keys v_size"],
-    mask: Bool[Array, "queries keys"] | Bool[Array, "heads queries keys"] | None = None,
+    query: Float[AnyArray, "queries q_size"],
+    key_: Float[AnyArray, "keys k_size"],
+    value: Float[AnyArray, "keys v_size"],
+    mask: Bool[AnyArray, "queries keys"] | Bool[AnyArray, "heads queries keys"] | None = None,
     *,
     process_heads: Callable[..., Any] | None = None,
     **options: Any,
@@ -131,6 +136,8 @@ def attend_with_maps(
         InputError: the module does not call `process_heads`.
     """
     seen: list[Any] = []
+    query, key_, value = (jnp.asarray(of) for of in (query, key_, value))
+    mask = None if mask is None else jnp.asarray(mask)
 
     def look(query_heads: Any, key_heads: Any, value_heads: Any) -> Any:
         if process_heads is not None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from qkdyn.errors import OutputWarning, check_count, reject
-from qkdyn.observe.records import Records
+from qkdyn.observe.records import AXES, Records
 
 if TYPE_CHECKING:
     import xarray
@@ -20,13 +20,13 @@ UNITS = {"entropy": "nats", "effective_tokens": "tokens"}
 def emit(
     records: Records, on_record: Callable[[int, dict[str, float]], Any], *, seen: int = 0, heads: bool = False
 ) -> int:
-    """Call `on_record(step, {"layer_0/entropy": 1.23, ...})` for every record, the oldest first.
+    """Call `on_record(step, {"loss": 2.34, "layer_0/entropy": 1.23, ...})` for every record, the oldest first.
 
     One transfer to the host for all of them. In a loop over chunks of steps: `seen = emit(records, log, seen=seen)`.
 
     Args:
         records: of one run.
-        on_record: takes the step and the means over heads, plain Python numbers, as any logger does.
+        on_record: takes the step, the scalars and the means over heads, plain Python numbers, as any logger does.
         seen: how many records were told before; they are left out.
         heads: also every head's own, under "layer_0/head_1/entropy".
 
@@ -46,9 +46,9 @@ def emit(
         do = "take one run, e.g. jax.tree.map(lambda leaf: leaf[0], records)"
         reject("the shape of records.step", records.step.shape, "(capacity,), of one run", do)
     count, step, values = _in_order(records, seen)
-    layers = {layer: values[layer] for layer in sorted(values, key=_natural)}
+    scalars, layers = _apart(values)
     for i, number in enumerate(step):
-        told = {}
+        told = {name: float(value[i]) for name, value in scalars.items()}
         for layer, of in layers.items():
             told |= {f"{layer}/{name}": float(value[i].mean()) for name, value in of.items()}
             if heads:
@@ -58,7 +58,7 @@ def emit(
 
 
 def to_dataset(records: Records, *, axes: tuple[str, ...] = ()) -> "xarray.Dataset":
-    """The records as a dataset: one variable for each measure, axes (step, layer, head).
+    """The records as a dataset: one variable for each measure, axes (step, layer, head), and for each scalar, axis step.
 
     Args:
         records: of one run, or of several that went through `jax.vmap` together and recorded the same steps.
@@ -77,7 +77,7 @@ def to_dataset(records: Records, *, axes: tuple[str, ...] = ()) -> "xarray.Datas
     import xarray
 
     lead = records.step.ndim - 1
-    if len(axes) != lead or len({*axes, "step", "layer", "head"}) != lead + 3:
+    if len(axes) != lead or len({*axes, *AXES}) != lead + 3:
         reject(
             "axes",
             axes,
@@ -88,23 +88,28 @@ def to_dataset(records: Records, *, axes: tuple[str, ...] = ()) -> "xarray.Datas
         if (runs != runs[0]).any():
             reject("records", runs[:, :5], "of runs that recorded the same steps", "make a dataset of each")
     count, step, values = _in_order(records, 0)
-    layers = sorted(values, key=_natural)
-    names = list(dict.fromkeys(name for layer in layers for name in values[layer]))
-    most = max(value.shape[-1] for of in values.values() for value in of.values())
+    scalars, layers = _apart(values)
+    names = list(dict.fromkeys(name for of in layers.values() for name in of))
+    most = max(value.shape[-1] for of in layers.values() for value in of.values())
     front = records.step.shape[:-1]
-    variables = {}
+    variables: dict[str, Any] = {name: ((*axes, "step"), value) for name, value in scalars.items()}
     for name in names:
         whole = np.full((*front, len(step), len(layers), most), np.nan, np.float32)
-        for i, layer in enumerate(layers):
-            if name in values[layer]:
-                value = values[layer][name]
-                whole[..., i, : value.shape[-1]] = value
-        variables[name] = ((*axes, "step", "layer", "head"), whole, {"units": UNITS.get(name, "1")})
-    coordinates = {"step": step.astype(np.int64), "layer": np.array(layers), "head": np.arange(most)}
+        for i, of in enumerate(layers.values()):
+            if name in of:
+                whole[..., i, : of[name].shape[-1]] = of[name]
+        variables[name] = ((*axes, *AXES), whole, {"units": UNITS.get(name, "1")})
+    coordinates = {"step": step.astype(np.int64), "layer": np.array(list(layers)), "head": np.arange(most)}
     return xarray.Dataset(variables, coordinates, {"replaced": max(0, count - records.step.shape[-1])})
 
 
-def _in_order(records: Records, seen: int) -> tuple[int, np.ndarray, dict[str, dict[str, np.ndarray]]]:
+def _apart(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Scalars, and layers in their order."""
+    scalars = {name: value for name, value in values.items() if not isinstance(value, dict)}
+    return scalars, {layer: values[layer] for layer in sorted(values.keys() - scalars.keys(), key=_natural)}
+
+
+def _in_order(records: Records, seen: int) -> tuple[int, np.ndarray, dict[str, Any]]:
     """(records written, steps, values) from the oldest record that is left and not seen on; leading axes stay."""
     records = jax.device_get(records)
     capacity = records.step.shape[-1]
@@ -118,7 +123,9 @@ def _in_order(records: Records, seen: int) -> tuple[int, np.ndarray, dict[str, d
             stacklevel=3,
         )
     place = np.arange(first, count) % capacity
-    values = {layer: {name: value[..., place, :] for name, value in of.items()} for layer, of in records.values.items()}
+    # The axis of records is that of `step`, the last of these.
+    axis = records.step.ndim - 1
+    values = jax.tree.map(lambda value: np.take(value, place, axis), records.values)
     # Runs that went through vmap recorded the same steps: the first one's.
     return count, records.step.reshape(-1, capacity)[0, place], values
 

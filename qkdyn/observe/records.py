@@ -1,4 +1,4 @@
-"""Records of attention on the device: a buffer of a fixed size, written by jitted code, carried through scans.
+"""Records of attention, and of losses beside it, on the device: a buffer of a fixed size, carried through scans.
 
 A plain pytree: it can be donated, sharded, saved and mapped over seeds as any other part of a training state, and nothing
 of it goes to the host until it is read (`qkdyn.observe.reading`).
@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from qkdyn.errors import InputError, check_count, reject
+
+# The axes of the dataset, which no scalar may be called.
+AXES = ("step", "layer", "head")
 
 
 class Records(NamedTuple):
@@ -19,7 +23,7 @@ class Records(NamedTuple):
     Attributes:
         count: () int32, records written so far.
         step: (capacity,) int32.
-        values: {layer: {measure: (capacity, heads)}} float32, NaN where nothing was written.
+        values: {layer: {measure: (capacity, heads)}} and {scalar: (capacity,)}, float32, NaN where nothing was written.
     """
 
     count: Any
@@ -32,20 +36,29 @@ def start(capacity: int, like: Any) -> Records:
 
     Args:
         capacity: how many records it holds; each takes 4 bytes a layer, head and measure.
-        like: measures as `measure` returns them, or their shapes: `jax.eval_shape(function, *arguments)`.
+        like: measures as `measure` returns them, with named scalars beside them where wanted, such as
+            {"loss": loss, **measure(maps)}; or the shapes of these: `jax.eval_shape(function, *arguments)`.
 
     Raises:
-        InputError: a capacity that is no positive integer, or `like` is not {layer: {measure: (heads,)}}.
+        InputError: a capacity that is no positive integer, `like` is not {layer: {measure: (heads,)}} and scalars, or a scalar
+            has the name of a measure or of an axis.
     """
     check_count("capacity", capacity)
-    allowed = "{layer: {measure: (heads,)}}, as measure() returns it"
-    if not isinstance(like, dict) or not like or not all(isinstance(of, dict) and of for of in like.values()):
+    allowed = "{layer: {measure: (heads,)}}, as measure() returns it, and {name: scalar} beside that"
+    layers = {name: of for name, of in like.items() if isinstance(of, dict)} if isinstance(like, dict) else {}
+    if not layers or not all(layers.values()):
         reject("like", like, allowed)
-    for layer, of in like.items():
+    for layer, of in layers.items():
         for name, value in of.items():
             if getattr(value, "ndim", None) != 1:
                 reject(f"like[{layer!r}][{name!r}]", value, f"one array; like is {allowed}")
-    values = jax.tree.map(lambda value: jnp.full((capacity, value.shape[0]), jnp.nan, jnp.float32), like)
+    taken = {*AXES, *(name for of in layers.values() for name in of)}
+    for name in like.keys() - layers.keys():
+        if getattr(like[name], "ndim", 0 if isinstance(like[name], int | float) else None) != 0:
+            reject(f"like[{name!r}]", like[name], f"one number; like is {allowed}")
+        if name in taken:
+            reject("each scalar", name, f"called otherwise than {', '.join(sorted(taken))}")
+    values = jax.tree.map(lambda value: jnp.full((capacity, *np.shape(value)), jnp.nan, jnp.float32), like)
     return Records(jnp.zeros((), jnp.int32), jnp.full((capacity,), -1, jnp.int32), values)
 
 
@@ -55,10 +68,10 @@ def write(records: Records, step: Any, values: Any) -> Records:
     Args:
         records: the buffer.
         step: the number of the step, () integer, traced or not.
-        values: measures of the layers, measures and heads that it was started with.
+        values: measures of the layers, measures and heads, and the scalars, that it was started with.
 
     Raises:
-        InputError: other layers, measures or numbers of heads.
+        InputError: other layers, measures, scalars or numbers of heads.
     """
     _check_same(records.values, values)
     capacity = records.step.shape[0]
@@ -91,7 +104,7 @@ def write_every(records: Records, step: Any, every: int, values: Callable[[], An
 def _check_same(buffer: Any, values: Any) -> None:
     def shapes(tree: Any, axis: int) -> dict[str, tuple[int, ...]]:
         leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-        return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape[axis:] for path, leaf in leaves}
+        return {jax.tree_util.keystr(path, simple=True, separator="/"): np.shape(leaf)[axis:] for path, leaf in leaves}
 
     mine, given = shapes(buffer, 1), shapes(values, 0)
     wrong = sorted(name for name in mine.keys() | given.keys() if mine.get(name) != given.get(name))

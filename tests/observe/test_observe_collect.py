@@ -1,5 +1,7 @@
 """Maps out of real attention modules of Linen, NNX and Equinox, against the softmax computed from their parameters."""
 
+import contextlib
+
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from helpers import quick
+from helpers import compilations, quick
 from qkdyn import observe
 from qkdyn.errors import InputError
 
@@ -62,9 +64,9 @@ class NnxModel(nnx.Module):
     def __init__(self, rngs):
         self.layers = nnx.List(nnx.MultiHeadAttention(HEADS, D, decode=False, rngs=rngs) for _ in range(2))
 
-    def __call__(self, x):
+    def __call__(self, x, sow=True):
         for layer in self.layers:
-            x = layer(x, mask=jnp.broadcast_to(CAUSAL, (1, 1, T, T)), sow_weights=True)
+            x = layer(x, mask=jnp.broadcast_to(CAUSAL, (1, 1, T, T)), sow_weights=sow)
         return x
 
 
@@ -144,6 +146,30 @@ def test_equinox_output_is_that_of_the_maps():
         by_hand = mixed @ np.asarray(layer.output_proj.weight).T + np.asarray(layer.output_proj.bias)
         np.testing.assert_allclose(by_hand, known, atol=1e-5)
         assert (maps[:, ~np.broadcast_to(mask, (HEADS, T, T))] == 0).all()
+
+
+def test_equinox_takes_arrays_and_masks_of_numpy():
+    def run(key):
+        layer = eqx.nn.MultiheadAttention(HEADS, D, key=key)
+        masks = CAUSAL, np.stack([CAUSAL] * HEADS)
+        return [observe.attend_with_maps(layer, X[0], X[0], X[0], mask)[1] for mask in masks]
+
+    assert [maps.shape for maps in jax.eval_shape(run, jax.random.key(0))] == [(HEADS, T, T)] * 2
+
+
+def test_an_nnx_model_that_sows_outside_of_a_capture_is_compiled_anew_at_every_call():
+    """What the docstring warns of, and that it is not so where `sow_weights` is only true in the capture."""
+    graph, state = nnx.split(nnx.eval_shape(lambda: NnxModel(nnx.Rngs(0))), ...)
+    call = nnx.jit(lambda model, x, sow: model(x, sow), static_argnums=2)
+    for sow, programs in ((True, 2), (False, 1)):
+        model = nnx.merge(graph, drawn(state))
+        with compilations() as compiled:
+            for _ in range(2):
+                # Flax warns too, but where Python shows no warning.
+                with pytest.warns(DeprecationWarning, match="outside of") if sow else contextlib.nullcontext():
+                    call(model, X, sow)
+        assert len([line for line in compiled if "jit(<lambda>)" in line]) == programs
+        assert len(jax.tree.leaves(nnx.state(model, nnx.Intermediate))) == (4 if sow else 0)
 
 
 def test_names_of_returned_maps():

@@ -11,6 +11,7 @@ import xarray as xr
 from helpers import QUICK, compilations, quick
 from qkdyn import observe
 from qkdyn.errors import InputError, OutputWarning
+from qkdyn.metrics import sharpness
 from qkdyn.results import load_dataset, save_dataset
 
 X = np.random.default_rng(0).normal(size=(3, 4, 6)).astype(np.float32)
@@ -18,8 +19,8 @@ LAYERS = {"layer_10": 1, "layer_2": 3}
 
 
 def values_at(i):
-    """Measures that tell which record, layer, head and measure they are."""
-    return {
+    """Measures that tell which record, layer, head and measure they are, and a scalar beside them."""
+    return {"loss": np.float32(i / 4)} | {
         layer: {name: np.float32(1000 * i + 100 * n + 10 * heads + np.arange(heads)) for n, name in enumerate("ab")}
         for layer, heads in LAYERS.items()
     }
@@ -50,6 +51,7 @@ def test_a_dataset_has_named_axes_and_survives_a_file(filled, tmp_path):
     ds = observe.to_dataset(filled(3))
     assert dict(ds.sizes) == {"step": 3, "layer": 2, "head": 3} and ds.a.dims == ("step", "layer", "head")
     assert list(ds.step.values) == [0, 10, 20] and ds.attrs["replaced"] == 0
+    assert ds.loss.dims == ("step",) and ds.loss.values.tolist() == [0, 0.25, 0.5]
     # Numbers in names by their size, and missing heads are NaN.
     assert list(ds.layer.values) == ["layer_2", "layer_10"]
     for i in range(3):
@@ -66,13 +68,14 @@ def test_a_dataset_has_named_axes_and_survives_a_file(filled, tmp_path):
 def test_a_logger_hears_every_record_once(filled):
     seen, heard = told(filled(2))
     assert seen == 2 and [step for step, _ in heard] == [0, 10]
-    assert heard[1][1] == {"layer_2/a": 1031, "layer_2/b": 1131, "layer_10/a": 1010, "layer_10/b": 1110}
-    assert next(iter(heard[0][1])).startswith("layer_2") and all(type(v) is float for v in heard[0][1].values())
+    means = {"layer_2/a": 1031, "layer_2/b": 1131, "layer_10/a": 1010, "layer_10/b": 1110}
+    assert heard[1][1] == {"loss": 0.25, **means} and list(heard[0][1]) == ["loss", *means]
+    assert all(type(v) is float for v in heard[0][1].values())
     seen, heard = told(filled(4), seen=seen)
     assert seen == 4 and [step for step, _ in heard] == [20, 30]
     assert told(filled(4), seen=4) == (4, [])
     _, heard = told(filled(1), heads=True)
-    assert heard[0][1]["layer_2/head_1/b"] == 131 and heard[0][1]["layer_2/b"] == 131 and len(heard[0][1]) == 4 + 8
+    assert heard[0][1]["layer_2/head_1/b"] == 131 and heard[0][1]["layer_2/b"] == 131 and len(heard[0][1]) == 1 + 4 + 8
 
 
 def test_a_full_buffer_replaces_the_oldest_and_says_so(filled):
@@ -98,25 +101,28 @@ def training():
 
     def update(state):
         params, inner = state
-        (_, maps), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        (value, maps), gradient = jax.value_and_grad(loss, has_aux=True)(params)
         change, inner = optimizer.update(gradient, inner)
-        return (optax.apply_updates(params, change), inner), maps
+        return (optax.apply_updates(params, change), inner), value, maps
+
+    def measures(value, maps):
+        return {"loss": value, **observe.measure(maps)}
 
     def loop(state, records, first):
         def body(carry, step):
-            state, maps = update(carry[0])
-            return (state, observe.write_every(carry[1], step, 3, lambda: observe.measure(maps))), None
+            state, *seen = update(carry[0])
+            return (state, observe.write_every(carry[1], step, 3, lambda: measures(*seen))), None
 
         return jax.lax.scan(body, (state, records), first + jnp.arange(6))[0]
 
     rng, shapes = np.random.default_rng(1), jax.eval_shape(attention.init, jax.random.key(0), X)
     params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(np.float32), shapes)
-    return (params, optimizer.init(params)), loop, update
+    return (params, optimizer.init(params)), loop, update, measures
 
 
 def test_training_is_recorded_without_a_round_trip(training):
-    state, loop, update = training
-    like = jax.eval_shape(lambda state: observe.measure(update(state)[1]), state)
+    state, loop, update, measures = training
+    like = jax.eval_shape(lambda state: measures(*update(state)[1:]), state)
     # Nothing in the program calls the host.
     program = jax.jit(loop, compiler_options=QUICK)
     records = observe.start(4, like)
@@ -128,17 +134,17 @@ def test_training_is_recorded_without_a_round_trip(training):
             _, records = program(*first, arguments[3])
     assert len([line for line in compiled if "loop" in line]) == 1
     # Against single steps, measured outside jit.
-    one, expected = jax.jit(update, compiler_options=QUICK), {}
+    one, expected = quick(update), {}
     for step in range(12):
-        state, maps = one(state)
+        state, value, maps = one(state)
         if step % 3 == 0:
-            expected[step] = observe.measure(maps)["layer_0"]
+            expected[step] = value, sharpness.attention_entropy(*maps.values()).mean((0, 2))
     ds = observe.to_dataset(records)
     assert list(ds.step.values) == list(expected)
-    for step, of in expected.items():
-        for name, value in of.items():
-            np.testing.assert_allclose(ds[name].sel(step=step, layer="layer_0"), value, rtol=1e-4)
-    assert np.ptp(ds.entropy.values) > 1e-3
+    for step, (value, entropy) in expected.items():
+        np.testing.assert_allclose(ds.entropy.sel(step=step, layer="layer_0"), entropy, rtol=1e-4)
+        np.testing.assert_allclose(ds.loss.sel(step=step), value, rtol=1e-5)
+    assert np.ptp(ds.entropy.values) > 1e-3 and np.ptp(ds.loss.values) > 1e-3
 
 
 def test_records_of_seeds_that_train_together():
@@ -151,6 +157,7 @@ def test_records_of_seeds_that_train_together():
     records = quick(jax.vmap(run))(jnp.arange(2))
     ds = observe.to_dataset(records, axes=("seed",))
     assert ds.a.dims == ("seed", "step", "layer", "head") and ds.step.values.tolist() == [0, 5]
+    assert ds.loss.dims == ("seed", "step") and ds.loss.values.tolist() == [[0, 0.25], [1, 1.25]]
     assert ds.a.sel(layer="layer_10", head=0).values.tolist() == [[10, 1010], [11, 1011]]
     with pytest.raises(InputError, match="of one run"):
         told(records)
@@ -173,6 +180,18 @@ def fewer():
         (lambda: observe.start(3, {}), "like must be {layer"),
         (lambda: observe.start(3, {"a": np.ones(3)}), "like must be {layer"),
         (lambda: observe.start(3, {"a": {"b": np.ones((3, 1))}}), r"like\['a'\]\['b'\] must be one array"),
+        (lambda: observe.start(3, {"loss": np.float32(1)}), "like must be {layer"),
+        (lambda: observe.start(3, fewer() | {"loss": np.ones(2)}), r"like\['loss'\] must be one number"),
+        (lambda: observe.start(3, fewer() | {"loss": "low"}), r"like\['loss'\] must be one number"),
+        (
+            lambda: observe.start(3, fewer() | {"a": 1.0}),
+            "each scalar must be called otherwise than a, b, head, layer, step",
+        ),
+        (lambda: observe.start(3, fewer() | {"step": 1.0}), "each scalar must be called otherwise"),
+        (
+            lambda: observe.write(observe.start(2, fewer() | {"loss": 0.5}), 0, fewer()),
+            r"loss: \(\) in the buffer, none given",
+        ),
         (lambda: observe.write(observe.start(2, values_at(0)), 0, fewer()), "layer_10/a: .* none given"),
         (lambda: observe.write(observe.start(2, fewer()), 0, values_at(0)), r"none in the buffer, \(1,\) given"),
         (lambda: observe.write_every(observe.start(2, fewer()), 0, 0, fewer), "every must be"),
