@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from qkdyn.config import main_guard
-from qkdyn.errors import InputError, RangeError, as_tuple, check_count, check_positive, reject
+from qkdyn.errors import STRONGEST, WEAKEST, InputError, RangeError, as_tuple, check_count, check_positive, reject
 from qkdyn.experiment import TableExperiment
 from qkdyn.figures import canvas
 from qkdyn.figures.growth import check_growth, draw_growth
 from qkdyn.theory import Setting, at_loss, integrate
-from qkdyn.theory.setting import STRONGEST, WEAKEST
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -51,6 +51,8 @@ class Interrupted(Exception):
 
 # What every float and every count that a caller gives must lie between: products of a few of them stay in float64.
 SMALLEST, LARGEST = 1e-300, 1e300
+# Ratios, rates and strengths are multiplied and squared: within these limits every intermediate stays in float64.
+WEAKEST, STRONGEST = 1e-75, 1e75
 LARGEST_COUNT = 10**15
 
 

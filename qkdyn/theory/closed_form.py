@@ -10,13 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from qkdyn.errors import RangeError, reject
+from qkdyn.errors import STRONGEST, WEAKEST, RangeError, reject
 from qkdyn.theory.clock import clock_for_times, elapsed
 from qkdyn.theory.curve import Curve
 from qkdyn.theory.roots import bracketed_newton
 from qkdyn.theory.setting import (
-    STRONGEST,
-    WEAKEST,
     Numeric,
     Reals,
     Setting,

@@ -6,17 +6,40 @@ from typing import Any
 import numpy as np
 
 from qkdyn.errors import QkdynError, check_positive, reject
+from qkdyn.interventions import Intervention, Numbers, check_strength
 from qkdyn.parameterization import Parameterization
 from qkdyn.theory.closed_form import MatchedState, check_loss
 from qkdyn.theory.curve import Curve
-from qkdyn.theory.interventions import Intervention, Numbers
 from qkdyn.theory.scalar import Trajectory
-from qkdyn.theory.setting import Reals, Setting, check_duration, check_rate, check_ratio, check_times
+from qkdyn.theory.setting import Reals, Setting, check_duration, check_rate, check_ratio, check_setting, check_times
 
 # Times between 1e-6 of the last one and the last one at which a crossing of a loss is looked for.
 LOOKS = 200
 # Each round divides the time between two looks by LOOKS - 1: two leave 2e-6 of a time, whose fourth power is below rounding.
 ROUNDS = 2
+
+
+def imbalance(setting: Setting, circuit: str, mu: float, scale: float) -> float:
+    """The imbalance of a circuit that stood balanced at `mu` when one factor is multiplied and one divided by `scale`.
+
+    Args:
+        setting: sizes of the problem.
+        circuit: "qk" or "ov".
+        mu: mu_qk or mu_ov, which the scaling leaves as it is.
+        scale: what multiplies W_K or W_O, and divides W_Q or W_V.
+
+    Returns:
+        |s mu (scale^2 - 1/scale^2)|, s the singular value of the circuit's direction: b of D, sqrt(b) of Sbar.
+
+    Raises:
+        InputError: a value is not allowed.
+    """
+    if circuit not in ("qk", "ov"):
+        reject("circuit", circuit, "qk or ov")
+    b = check_setting(setting).b
+    product = check_strength("mu", mu) * (b if circuit == "qk" else math.sqrt(b))
+    by = check_strength("scale", scale, zero=False)
+    return abs(product * (by**2 - by**-2))
 
 
 class Run:

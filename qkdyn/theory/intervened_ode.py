@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from qkdyn.theory.interventions import Numbers
+from qkdyn.interventions import Numbers
 from qkdyn.theory.ode import LARGEST
 
 MAX_STEPS = 200_000

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64
 from numpy.typing import ArrayLike
 
-from qkdyn.errors import LARGEST, SMALLEST, check_count, check_positive, reject
+from qkdyn.errors import LARGEST, SMALLEST, STRONGEST, WEAKEST, check_count, check_positive, reject
 from qkdyn.parameterization import Parameterization
 
 # What callers may pass for numbers of any shape; what else it lets through is refused by value, below. (ArrayLike names
@@ -23,8 +23,6 @@ Size = int | Any
 
 # Above this gap the background holds less than 1e-300 of the attention and exp(mu_qk) nears the end of float64.
 LARGEST_INITIAL_GAP = 300.0
-# Ratios, rates and strengths are multiplied and squared: within these limits every intermediate stays in float64.
-WEAKEST, STRONGEST = 1e-75, 1e75
 NOT_TRACED = "the theory is numpy and scipy: call it outside jit, grad and vmap, with concrete numbers"
 
 

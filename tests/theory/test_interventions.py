@@ -9,12 +9,12 @@ import pytest
 
 from qkdyn.circuits import on_ansatz
 from qkdyn.errors import InputError, QkdynError, RangeError
+from qkdyn.interventions import FLOOR, Intervention, OnCircuit, Schedule
 from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.designs import Population
 from qkdyn.theory import Setting, at_loss, at_time
 from qkdyn.theory.curve import Curve
-from qkdyn.theory.intervened import integrate_intervened, intervened_at_loss
-from qkdyn.theory.interventions import FLOOR, Intervention, OnCircuit, Schedule, imbalance
+from qkdyn.theory.intervened import imbalance, integrate_intervened, intervened_at_loss
 
 SMALL, SETTING = Population(), Setting(m=2, n=2, b=2, M=3)
 R = np.array([0.5, 5.0])

@@ -11,11 +11,11 @@ import pytest
 
 from helpers import quick
 from qkdyn.circuits import collapse, on_ansatz
+from qkdyn.interventions import Intervention, Numbers, OnCircuit, Schedule
 from qkdyn.tasks.orthogonal import OrthogonalTask
 from qkdyn.theory import Setting
-from qkdyn.theory.intervened import integrate_intervened
+from qkdyn.theory.intervened import imbalance, integrate_intervened
 from qkdyn.theory.intervened_matrices import unbalance
-from qkdyn.theory.interventions import Intervention, Numbers, OnCircuit, Schedule, imbalance
 from qkdyn.train.step import batch_loss, data_key
 
 TASK = OrthogonalTask(m=2, n=2, b=2, M=3, backgrounds=2, batch=12)

@@ -8,24 +8,22 @@ Gradient descent with an intervention on circuit c is, of every matrix W of the 
 with N the identity or what bounds the gradient of the whole circuit, before decay is added, as trainers do it.
 """
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from qkdyn.errors import InputError, check_positive, reject
+from qkdyn.errors import STRONGEST, WEAKEST, InputError, check_positive, reject
 from qkdyn.parameterization import Parameterization
-from qkdyn.theory.setting import STRONGEST, WEAKEST, Setting, check_setting, check_untraced
 
 Gradient = Literal["plain", "clipped", "normalized", "sign"]
 # At or below this norm a normalized gradient fades to zero: a zero gradient stays zero, and rounding is not blown up.
 FLOOR = 1e-8
 
 
-def _check_strength(name: str, value: Any, *, zero: bool = True) -> float:
-    check_untraced(name, value)
+def check_strength(name: str, value: Any, *, zero: bool = True) -> float:
+    """Return a strength: a concrete number from 1e-75 to 1e75, and 0 with `zero`."""
     return check_positive(name, value, zero=zero, least=WEAKEST, most=STRONGEST)
 
 
@@ -50,7 +48,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         for name in ("start", "end", "begin", "length"):
-            object.__setattr__(self, name, _check_strength(f"schedule {name}", getattr(self, name)))
+            object.__setattr__(self, name, check_strength(f"schedule {name}", getattr(self, name)))
         if self.start == self.end == 0:
             reject("schedule start and end", (0.0, 0.0), "not both 0", "a circuit that never learns is no intervention")
 
@@ -100,17 +98,17 @@ class OnCircuit:
             reject("gradient", self.gradient, "one of " + ", ".join(get_args(Gradient)))
         if not isinstance(self.decoupled, bool):
             reject("decoupled", self.decoupled, "True or False")
-        object.__setattr__(self, "decay", _check_strength("decay", self.decay))
+        object.__setattr__(self, "decay", check_strength("decay", self.decay))
         if self.decoupled and self.decay == 0:
             reject("decoupled", True, "False where decay is 0", "there is no decay to decouple")
-        if _check_strength("momentum", self.momentum) >= 1:
+        if check_strength("momentum", self.momentum) >= 1:
             reject("momentum", self.momentum, "at least 0 and below 1", "at 1 nothing is ever forgotten")
         size = abs(self.imbalance) if isinstance(self.imbalance, int | float) else self.imbalance
-        object.__setattr__(self, "imbalance", _check_strength("the size of imbalance", size))
+        object.__setattr__(self, "imbalance", check_strength("the size of imbalance", size))
         if self.threshold is not None:
             if self.gradient == "plain":
                 reject("threshold", self.threshold, "None for a plain gradient", 'gradient="clipped" uses it')
-            object.__setattr__(self, "threshold", _check_strength("threshold", self.threshold, zero=False))
+            object.__setattr__(self, "threshold", check_strength("threshold", self.threshold, zero=False))
         elif self.gradient == "clipped":
             reject("threshold", None, "given for a clipped gradient", "the largest norm that passes")
         elif self.gradient != "plain":
@@ -143,29 +141,6 @@ class Intervention:
                     "signs of factors' entries depend on the basis between them, which no scalar knows; collapse it"
                 )
         return self
-
-
-def imbalance(setting: Setting, circuit: str, mu: float, scale: float) -> float:
-    """The imbalance of a circuit that stood balanced at `mu` when one factor is multiplied and one divided by `scale`.
-
-    Args:
-        setting: sizes of the problem.
-        circuit: "qk" or "ov".
-        mu: mu_qk or mu_ov, which the scaling leaves as it is.
-        scale: what multiplies W_K or W_O, and divides W_Q or W_V.
-
-    Returns:
-        |s mu (scale^2 - 1/scale^2)|, s the singular value of the circuit's direction: b of D, sqrt(b) of Sbar.
-
-    Raises:
-        InputError: a value is not allowed.
-    """
-    if circuit not in ("qk", "ov"):
-        reject("circuit", circuit, "qk or ov")
-    b = check_setting(setting).b
-    product = _check_strength("mu", mu) * (b if circuit == "qk" else math.sqrt(b))
-    by = _check_strength("scale", scale, zero=False)
-    return abs(product * (by**2 - by**-2))
 
 
 class Numbers(NamedTuple):
