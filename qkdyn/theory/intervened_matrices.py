@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from qkdyn.bounding import bounding, multiplier
 from qkdyn.circuits import Params, parameterization_of
 from qkdyn.errors import QkdynError, reject
 from qkdyn.interventions import Intervention, Numbers
 from qkdyn.tasks.designs import Design
-from qkdyn.theory.intervened_ode import bounding, multiplier
 from qkdyn.theory.matrix_flow import (
     RTOL,
     ByMatrix,

@@ -10,23 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from qkdyn.bounding import bounding, multiplier
 from qkdyn.interventions import Numbers
 from qkdyn.theory.ode import LARGEST
 
 MAX_STEPS = 200_000
-
-
-def multiplier(t: Float[Array, ""], schedule: Float[Array, "2 4"]) -> Float[Array, "2"]:
-    """rho(t) of both circuits."""
-    start, end, begin, length = schedule.T
-    share = jnp.where(length > 0, jnp.clip((t - begin) / jnp.where(length > 0, length, 1.0), 0, 1), t >= begin)
-    return start + (end - start) * share
-
-
-def bounding(norm: Float[Array, "*n"], threshold: Array, clipped: Array, normalized: Array) -> Float[Array, "*n"]:
-    """The number that multiplies a gradient of this norm; finite for a zero gradient."""
-    least = jnp.maximum(norm, threshold)
-    return jnp.where(clipped, threshold / least, jnp.where(normalized, 1 / least, 1.0))
 
 
 def velocity(t, y, args):
