@@ -9,7 +9,7 @@ ARGS ?=
 SCALE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad table1 theory bench examples test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad table1 theory bench examples notebook test lint types format check clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,8 +66,11 @@ examples: $(READY)  ## train a small language model at two ratios in Linen, NNX,
 	then $(BIN)/python examples/pytorch_recipe.py --out results/quick/examples $(ARGS); \
 	else echo "examples/pytorch_recipe.py left out: PyTorch, an extra, is not installed ($(BIN)/pip install torch)"; fi
 
-test: $(READY)  ## run the test suite (ARGS="-k name" for a part of it)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+notebook: $(READY)  ## run examples/choosing_r.ipynb again, which walks through docs/choosing_r.md, and keep what it shows
+	$(BIN)/python examples/run_notebook.py $(ARGS)
+
+test: $(READY)  ## run the test suite (ARGS="-k name" for a part of it); what is left out, and why, is listed at the end
+	$(BIN)/python -m pytest -n 2 --dist worksteal -rs $(ARGS)
 
 lint: $(READY)  ## check style and format with ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

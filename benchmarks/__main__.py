@@ -28,6 +28,7 @@ from benchmarks.text import text
 from benchmarks.theory import theory
 from benchmarks.throughput import throughput
 from benchmarks.tokens import tokens
+from benchmarks.watching import watching
 from qkdyn.config import main_guard
 from qkdyn.errors import reject
 from qkdyn.figures import canvas
@@ -47,6 +48,7 @@ PARTS: dict[str, Callable[[Bench], list[Row]]] = {
     "theory": theory,
     "omega": omega,
     "optimizer": optimizer,
+    "watching": watching,
     "tokens": tokens,
     "text": text,
     "squad": squad,

@@ -1,7 +1,7 @@
 """What the examples share and what is not their point: options, the text, the table and the figure. NumPy and Matplotlib."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,17 +48,16 @@ def read_text(steps: int, batch: int, length: int, seed: int = 0) -> Text:
     return Text(characters, windows[places], windows[end :: length // 2])
 
 
-def progress(r: float, step: int, loss: Any) -> float:
-    """Say now and then how far a run is; returns its loss as a number."""
+def progress(r: float, step: int, loss: Any) -> None:
+    """Say now and then how far a run is."""
     if step % (10 * EVERY) == 0:
         print(f"r = {r:g}, step {step}: loss {float(loss):.3f}", flush=True)
-    return float(loss)
 
 
-def run_of(dataset: Any, losses: Sequence[float]) -> Run:
-    """One run from a dataset of `qkdyn.observe`: the mean over layers and heads of every measure, and the loss."""
+def run_of(dataset: Any) -> Run:
+    """One run from a dataset of `qkdyn.observe`: the loss, and the mean over layers and heads of every measure."""
     means = {name: dataset[name].mean(("layer", "head")).values for name in MEASURES}
-    return {"step": dataset.step.values, "loss": np.array(losses), **means}
+    return {"step": dataset.step.values, "loss": dataset.loss.values, **means}
 
 
 def at_loss(run: Run, loss: float) -> dict[str, float]:

@@ -95,18 +95,18 @@ def main(steps=400, out="."):
 
         (params, moments), _ = jax.lax.scan(step, (params, moments), batches)
         value, maps = loss(params, text.held_out)
-        return params, moments, value, observe.measure(maps, mask=CAUSAL[None, None])  # qkdyn
+        return params, moments, {"loss": value, **observe.measure(maps, mask=CAUSAL[None, None])}  # qkdyn
 
     runs = {}
     for r in RATIOS:
-        params, moments, losses = start, optimizer(r).init(start), []
+        params, moments = start, optimizer(r).init(start)
         seen = jax.eval_shape(advance, r, params, moments, text.batches[:EVERY])[-1]
         records = observe.start(steps // EVERY, seen)  # qkdyn
         for i in range(0, steps, EVERY):
-            params, moments, value, seen = advance(r, params, moments, text.batches[i : i + EVERY])
+            params, moments, seen = advance(r, params, moments, text.batches[i : i + EVERY])
             records = observe.write(records, i + EVERY, seen)  # qkdyn
-            losses.append(progress(r, i + EVERY, value))
-        runs[r] = run_of(observe.to_dataset(records), losses)  # qkdyn
+            progress(r, i + EVERY, seen["loss"])
+        runs[r] = run_of(observe.to_dataset(records))  # qkdyn
     return report(runs, "language_equinox.png", out)
 
 

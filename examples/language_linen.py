@@ -70,7 +70,7 @@ def main(steps=400, out="."):
 
     def measure(params):
         value, sown = loss(params, text.held_out)
-        return value, observe.measure(observe.sown(sown), mask=CAUSAL)  # qkdyn
+        return {"loss": value, **observe.measure(observe.sown(sown), mask=CAUSAL)}  # qkdyn
 
     @jax.jit  # r is traced, so that both ratios are one compilation
     def advance(r, state, records, batches):
@@ -81,17 +81,17 @@ def main(steps=400, out="."):
             return (optax.apply_updates(params, updates), moments), None
 
         state, _ = jax.lax.scan(step, state, batches)
-        value, seen = measure(state[0])
-        return state, value, observe.write(records, (records.count + 1) * EVERY, seen)  # qkdyn
+        seen = measure(state[0])
+        return state, seen["loss"], observe.write(records, (records.count + 1) * EVERY, seen)  # qkdyn
 
     runs = {}
     for r in RATIOS:
-        state, losses = (start, optimizer(r).init(start)), []
-        records = observe.start(steps // EVERY, jax.eval_shape(measure, start)[1])  # qkdyn
+        state = start, optimizer(r).init(start)
+        records = observe.start(steps // EVERY, jax.eval_shape(measure, start))  # qkdyn
         for i in range(0, steps, EVERY):
             state, value, records = advance(r, state, records, text.batches[i : i + EVERY])
-            losses.append(progress(r, i + EVERY, value))
-        runs[r] = run_of(observe.to_dataset(records), losses)  # qkdyn
+            progress(r, i + EVERY, value)
+        runs[r] = run_of(observe.to_dataset(records))  # qkdyn
     return report(runs, "language_linen.png", out)
 
 

@@ -65,7 +65,8 @@ def train_step(model, optimizer, windows):
 @nnx.jit
 def measure(model, windows):
     logits, sown = nnx.capture(model, nnx.Intermediate)(windows[:, :-1], watch=True)
-    return cross_entropy(logits, windows), observe.measure(observe.sown(sown), mask=CAUSAL)  # qkdyn
+    maps = observe.measure(observe.sown(sown), mask=CAUSAL)  # qkdyn
+    return {"loss": cross_entropy(logits, windows), **maps}
 
 
 def rates(r):
@@ -75,14 +76,14 @@ def rates(r):
 def train(r, model, text):
     """One run: its loss and its attention at every record."""
     optimizer = nnx.Optimizer(model, circuit_optimizer(optax.adam, **rates(r)), wrt=nnx.Param)  # qkdyn
-    records, losses = observe.start(len(text.batches) // EVERY, measure(model, text.held_out)[1]), []  # qkdyn
+    records = observe.start(len(text.batches) // EVERY, measure(model, text.held_out))  # qkdyn
     for step, windows in enumerate(text.batches, 1):
         train_step(model, optimizer, windows)
         if step % EVERY == 0:
-            loss, values = measure(model, text.held_out)
-            records = observe.write(records, step, values)  # qkdyn
-            losses.append(progress(r, step, loss))
-    return run_of(observe.to_dataset(records), losses)  # qkdyn
+            seen = measure(model, text.held_out)
+            records = observe.write(records, step, seen)  # qkdyn
+            progress(r, step, seen["loss"])
+    return run_of(observe.to_dataset(records))  # qkdyn
 
 
 def main(steps=400, out="."):

@@ -6,6 +6,8 @@ import math
 import sys
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from benchmarks import __main__ as bench
 from benchmarks import (
     checkpoints,
     devices,
+    language,
     memory,
     optimizer,
     record,
@@ -22,15 +25,18 @@ from benchmarks import (
     text_posts,
     throughput,
     tokens,
+    watching,
 )
 from benchmarks.job import runs_of
 from benchmarks.measure import Bench, Finished, Row, interleaved, rows, run_process, seconds_of
 from benchmarks.throughput import COUNTS, count_in, name_of
 from experiments import sweep
 from experiments.text.data import TextData
-from qkdyn import results
+from helpers import max_difference, quick
+from qkdyn import observe, results
 from qkdyn.config import main_guard, parse
 from qkdyn.errors import InputError, OutputError
+from qkdyn.metrics.sharpness import attention_entropy
 from qkdyn.train.sweep import Grid
 
 
@@ -113,7 +119,8 @@ def few_posts(n_ctx):
 
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize(
-    "part", ["throughput", "startup", "checkpoints", "devices", "memory", "optimizer", "tokens", "text", "squad"]
+    "part",
+    ["throughput", "startup", "checkpoints", "devices", "memory", "optimizer", "watching", "tokens", "text", "squad"],
 )
 def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, quick, tmp_path, monkeypatch):
     """All that computes is replaced: what is left is what is asked for, in which order, and what becomes of the answers."""
@@ -133,8 +140,9 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
         monkeypatch.setattr(module, "run_process", process)
     monkeypatch.setattr(checkpoints, "_train", train)
     monkeypatch.setattr(throughput, "_measured", lambda *what: lambda: float(next(numbers)))
-    for name in ("_begun", "_timed"):
-        monkeypatch.setattr(optimizer, name, lambda *what: lambda: float(next(numbers)))
+    monkeypatch.setattr(language, "begun", lambda *what: None)
+    for module in (optimizer, watching):
+        monkeypatch.setattr(module, "_timed", lambda *what: lambda: float(next(numbers)))
     for name in ("start_runs", "advance_runs"):
         monkeypatch.setattr(startup, name, lambda *what: [1])
     monkeypatch.setattr("jax.clear_caches", lambda: None)
@@ -170,6 +178,30 @@ def test_every_part_asks_for_commands_that_exist_and_names_its_rows_once(part, q
     # Each process trains anew, where no other has left anything, and out of the results' way.
     assert len(set(folders)) == len(folders) and all(tmp_path in folder.parents for folder in folders)
     assert quick or min(row.repeats for row in found) >= 2
+
+
+def test_the_language_model_is_the_same_fused_or_not_and_watched_or_not():
+    (params, ids), (whole, _) = (language.begun(language.QUICK, fused) for fused in (False, True))
+    for block, other in zip(params["blocks"], whole["blocks"], strict=True):
+        other["attn"] = {"qkv": jnp.concatenate([block["attn"][name] for name in "qkv"], -1), "o": block["attn"]["o"]}
+        other["fc"] = block["fc"]
+    whole["tokens"] = params["tokens"]
+
+    @quick
+    def run(params, whole, ids):
+        watched, plain = (watching.steps(watching.begun(params, ids), ids, every) for every in (5, 0))
+        return language.loss(params, ids), language.loss(whole, ids)[0], watched, plain[:2]
+
+    (loss, (first, *_)), other, (*state, records, number), plain = run(params, whole, ids)
+    assert loss == pytest.approx(other, rel=1e-5) and 1 < loss < 10
+    assert max_difference(state, plain) == 0 and max_difference(state[0], params) > 1e-3
+    ds = observe.to_dataset(records)
+    assert ds.step.values.tolist() == [0, 5] and number == watching.CALL == 10
+    assert float(ds.loss[0]) == pytest.approx(float(loss), rel=1e-5) and ds.loss[1] < ds.loss[0]
+    np.testing.assert_allclose(ds.entropy.values[0, 0], attention_entropy(first).mean((0, 2)), rtol=1e-4)
+    assert {"top_1_mass", "top_5_mass"} < set(ds)
+    sizes = jax.eval_shape(lambda: language.begun(language.FULL, False)[0])
+    assert 10e6 < sum(leaf.size for leaf in jax.tree.leaves(sizes)) < 10.5e6
 
 
 # The record.

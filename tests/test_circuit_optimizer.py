@@ -12,7 +12,6 @@ from flax import nnx
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import optimizer as benchmark
 from helpers import max_difference, quick
 from qkdyn.circuit_table import circuit_table
 from qkdyn.circuits import circuit_labels
@@ -46,21 +45,31 @@ def gradients(shapes):
 
 
 def steps(tx, params, given):
-    """The parameters after each update."""
+    """The parameters after each update; one program for all of them."""
+    return stacked(
+        quick(functools.partial(scanned, tx))(params, jax.tree.map(lambda *leaves: np.stack(leaves), *given))
+    )
 
-    def step(params, state, gradient):
-        updates, state = tx.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state
 
-    state, compiled, found = quick(tx.init)(params), quick(step), []
-    for gradient in given:
-        params, state = compiled(params, state, gradient)
-        found.append(params)
-    return found
+def scanned(tx, params, given):
+    def step(state, gradient):
+        params, inner = state
+        updates, inner = tx.update(gradient, inner, params)
+        params = optax.apply_updates(params, updates)
+        return (params, inner), params
+
+    return jax.lax.scan(step, (params, tx.init(params)), given)[1]
+
+
+def stacked(trees):
+    leaves, structure = jax.tree.flatten(trees)
+    return [jax.tree.unflatten(structure, of) for of in zip(*leaves, strict=True)]
 
 
 UNFUSED = {name: {"kernel": (4, 8), "bias": (8,)} for name in ("q_proj", "k_proj", "v_proj")}
 MODEL = {"attn": {**UNFUSED, "o_proj": {"kernel": (8, 4), "bias": (4,)}}, "fc": {"kernel": (4, 5)}}
+# One parameter of each circuit and the rest, where nothing depends on there being more.
+SMALL = {"attn": {"qk": (4, 8), "ov": (8, 4)}, "fc": (4, 5)}
 
 
 def fuse(params, layout):
@@ -104,11 +113,11 @@ def test_a_fused_model_equals_the_unfused_step_for_step(name, layout):
 
 @pytest.mark.parametrize("name", ["lion", "adafactor"])
 def test_multipliers_of_one_are_the_plain_optimizer_on_any_model(name):
-    params, base = drawn(MODEL), OPTIMIZERS[name]
+    params, base = drawn(SMALL), OPTIMIZERS[name]
     plain = optax.chain(optax.clip_by_global_norm(0.5), base(0.01))
     made = circuit_optimizer(base, multipliers=ONES, learning_rate=0.01, clip=0.5)
     ready = circuit_optimizer(base(0.01), multipliers=ONES, clip=0.5)
-    found = [steps(tx, params, gradients(MODEL)) for tx in (plain, made, *([ready] if name == "lion" else []))]
+    found = [steps(tx, params, gradients(SMALL)) for tx in (plain, made, *([ready] if name == "lion" else []))]
     assert max(max_difference(found[0], other) for other in found[1:]) < 1e-6
     assert max_difference(found[0][-1], params) > 1e-3
 
@@ -116,12 +125,17 @@ def test_multipliers_of_one_are_the_plain_optimizer_on_any_model(name):
 def test_decay_is_adamw_s_of_each_circuit():
     rate, decay = optax.linear_schedule(0.01, 0.02, 3), {"qk": 0.3, "ov": 0.1}
     by_hand = {name: functools.partial(optax.adamw, weight_decay=decay.get(name, 0.0)) for name in FAST}
-    ours, theirs, without = (
-        steps(circuit_optimizer(base, multipliers=FAST, learning_rate=rate, decay=own), drawn(MODEL), gradients(MODEL))
-        for base, own in ((optax.adam, decay), (by_hand, None), (optax.adam, None))
-    )
+
+    @quick
+    def run(params, given, decay):
+        tx = circuit_optimizer(optax.adam, multipliers=FAST, learning_rate=rate, decay=decay)
+        return scanned(tx, params, given)
+
+    given = jax.tree.map(lambda *leaves: np.stack(leaves), *gradients(SMALL))
+    ours, without = (stacked(run(drawn(SMALL), given, own)) for own in (decay, dict.fromkeys(decay, 0.0)))
+    theirs = steps(circuit_optimizer(by_hand, multipliers=FAST, learning_rate=rate), drawn(SMALL), gradients(SMALL))
     assert max_difference(ours, theirs) < 1e-6
-    assert max_difference(ours[-1]["attn"]["o_proj"], without[-1]["attn"]["o_proj"]) > 1e-4
+    assert max_difference(ours[-1]["attn"]["ov"], without[-1]["attn"]["ov"]) > 1e-4
     assert max_difference(ours[-1]["fc"], without[-1]["fc"]) == 0
 
 
@@ -134,29 +148,17 @@ def test_clipping_counts_what_is_trained_and_nothing_else():
     }
     rates = {"qk": 1.0, "ov": 10.0}
     tx = circuit_optimizer(optax.sgd, multipliers=rates, clip=5.0, freeze=("rest",))
-    updates = tx.update(gradient, tx.init(gradient), gradient)[0]
+    updates = quick(lambda given: tx.update(given, tx.init(given), given)[0])(gradient)
     np.testing.assert_allclose(-updates["q"], np.full(4, 1.5), rtol=1e-6)  # the norm is 10
     np.testing.assert_allclose(-updates["v"], np.full(4, 20.0), rtol=1e-6)
     assert not np.any(updates["norm"])
-
-
-def test_the_benchmark_s_model_is_the_same_fused_or_not():
-    models = [benchmark._begun(benchmark.QUICK, fused) for fused in (False, True)]
-    for block, other in zip(models[0][0]["blocks"], models[1][0]["blocks"], strict=True):
-        other["attn"] = {"qkv": jnp.concatenate([block["attn"][name] for name in "qkv"], -1), "o": block["attn"]["o"]}
-        other["fc"] = block["fc"]
-    models[1][0]["tokens"] = models[0][0]["tokens"]
-    one, other = (quick(benchmark._loss)(params, models[0][1]) for params, _ in models)
-    assert one == pytest.approx(other, rel=1e-5) and 1 < one < 10
-    sizes = jax.eval_shape(lambda: benchmark._begun(benchmark.FULL, False)[0])
-    assert 10e6 < sum(leaf.size for leaf in jax.tree.leaves(sizes)) < 10.5e6
 
 
 def test_one_compilation_for_all_multipliers_clips_decays_layers_and_heads():
     params = drawn(MODEL)
     traces = []
 
-    @jax.jit
+    @quick
     def step(params, qk, clip, decay, layer, heads):
         traces.append(qk)
         tx = circuit_optimizer(
@@ -287,17 +289,24 @@ class Model(nnx.Module):
         self.out = nnx.Linear(4, 2, rngs=rngs)
 
 
-def test_nnx_optimizer_from_given_weights():
-    model = Model(nnx.Rngs(0))
-    nnx.update(model, jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), nnx.state(model, nnx.Param)))
-    ones = jax.tree.map(jnp.ones_like, nnx.state(model, nnx.Param))
-    tx = circuit_optimizer(MOMENTUM, multipliers={"qk": 4.0, "ov": 2.0, "rest": 1.0}, learning_rate=0.1)
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    update = nnx.jit(lambda model, optimizer: optimizer.update(model, ones))
-    update(model, optimizer)
-    update(model, optimizer)
+@pytest.mark.parametrize("labels", ["a function", "a tree"])
+def test_nnx_optimizer_from_given_weights(labels):
+    # Labels by a function, and as a tree of them, boxed as the parameters are.
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: Model(nnx.Rngs(0))), nnx.Param)
+    ones = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    given = {"labels": circuit_labels(shapes)} if labels == "a tree" else {}
+    tx = circuit_optimizer(MOMENTUM, multipliers={"qk": 4.0, "ov": 2.0, "rest": 1.0}, learning_rate=0.1, **given)
+
+    @quick
+    def run(ones):
+        model, gradient = nnx.merge(graph, ones), jax.tree.map(jnp.ones_like, ones)
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        for _ in range(2):
+            optimizer.update(model, gradient)
+        return nnx.as_pure(nnx.state(model, nnx.Param))
+
     # Momentum: the second step is 1.9 times the first.
-    moved = jax.tree.map(lambda leaf: (1 - np.asarray(leaf)) / 0.29, nnx.as_pure(nnx.state(model, nnx.Param)))
+    moved = jax.tree.map(lambda leaf: (1 - leaf) / 0.29, run(ones))
     wanted = {"query": 4.0, "key": 4.0, "value": 2.0, "out": 2.0}
     for name, rate in wanted.items():
         np.testing.assert_allclose(moved["attn"][name]["kernel"], rate, rtol=1e-4)
