@@ -30,6 +30,7 @@ class Reading:
         by_rank: kept tokens stand by falling attention, not in the order of the text.
         residual: weight of attention in the rollout.
         top: share of the content tokens whose mass is `top_mass` and that are the hard selection of `token_f1`.
+        faithful: measure what deleting tokens does, which takes two more passes through the model.
     """
 
     model: TransformerConfig
@@ -38,6 +39,7 @@ class Reading:
     by_rank: bool = False
     residual: float = 1.0
     top: float = 0.2
+    faithful: bool = True
 
 
 class Posts(NamedTuple):
@@ -79,8 +81,8 @@ def read(
         predicted class, probability of the true class, loss; mass on relevant tokens, entropy in nats, top_mass, auprc,
         token_f1, iou_f1 of the measured row (mean over heads; of several layers their rollout), heads_mass, heads_entropy,
         heads_auprc and heads_top_mass of each head; of `places` their masses, (S, A, N, K), and heads_places,
-        (S, A, N, layers * heads, K); comprehensiveness and sufficiency. All of them NaN, and the predicted
-        class -1, where a run's probabilities or attention are not finite.
+        (S, A, N, layers * heads, K); comprehensiveness and sufficiency where they are asked for. All of them NaN, and
+        the predicted class -1, where a run's probabilities or attention are not finite.
     """
     arms = state.table.shape[1]
     where = readouts(data, how.model)
@@ -183,17 +185,8 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         weights = posts.places.astype(row.dtype)
         found["places"] = cores.mass(jnp, row[:, None], weights)
         found["heads_places"] = cores.mass(jnp, heads[:, :, None], weights[:, None])
-    candidates = jnp.ones_like(posts.content) if how.slots else posts.content
-    real = candidates if how.slots else jnp.arange(T)[None] < posts.length[:, None]
-    chosen = cores.top_mask(jnp, row, candidates, posts.count)
-    for name, keep in (
-        ("comprehensiveness", cores.without_top(jnp, real, chosen)),
-        ("sufficiency", cores.only_top(jnp, real, candidates, chosen)),
-    ):
-        # As numpy's partition of the negated attention leaves them, which the published code does not sort.
-        score = -row if how.by_rank and name == "sufficiency" else None
-        reduced = _reduced(how, params, x, posts, keep, score)
-        found[name] = cores.probability_drop(jnp, probability, reduced)
+    if how.faithful:
+        found |= _faithful(how, params, x, posts, row, probability)
     # Comparisons with NaN are false: without this, a diverged run would have no entropy and the sharpest attention.
     known = jnp.isfinite(out.logits[:, 0]).all(-1) & jnp.isfinite(heads).all((1, 2))
 
@@ -202,6 +195,23 @@ def _one(how: Reading, params: Any, x: Any, posts: Posts) -> dict[str, Any]:
         return jnp.where(where, values, -1 if jnp.issubdtype(values.dtype, jnp.integer) else jnp.nan)
 
     return {name: guarded(values) for name, values in found.items()}
+
+
+def _faithful(how: Reading, params: Any, x: Any, posts: Posts, row: Any, probability: Any) -> dict[str, Any]:
+    """How far the probability falls without the top tokens, and with them alone."""
+    candidates = jnp.ones_like(posts.content) if how.slots else posts.content
+    real = candidates if how.slots else jnp.arange(row.shape[1])[None] < posts.length[:, None]
+    chosen = cores.top_mask(jnp, row, candidates, posts.count)
+    found = {}
+    for name, keep in (
+        ("comprehensiveness", cores.without_top(jnp, real, chosen)),
+        ("sufficiency", cores.only_top(jnp, real, candidates, chosen)),
+    ):
+        # As numpy's partition of the negated attention leaves them, which the published code does not sort.
+        score = -row if how.by_rank and name == "sufficiency" else None
+        reduced = _reduced(how, params, x, posts, keep, score)
+        found[name] = cores.probability_drop(jnp, probability, reduced)
+    return found
 
 
 def _with_last(params: Any, last: Any, T: int) -> Any:

@@ -39,6 +39,7 @@ class TextCampaign:
             it may leave off by `Request.check`, and is called again when the run goes on.
         store: keeps checkpoints; None keeps nothing.
         request: noted signals.
+        start: what is made of the state before the first update, of which all arms of a seed are alike.
         tokens: real tokens trained on by this process, all runs together.
         seconds: that their training took.
     """
@@ -52,6 +53,7 @@ class TextCampaign:
     measure: Callable[[TextState, int, Records], Records]
     store: Store | None = None
     request: Request | None = None
+    start: Callable[[TextState], TextState] = lambda state: state
     tokens: float = field(default=0.0, init=False)
     seconds: float = field(default=0.0, init=False)
 
@@ -77,7 +79,7 @@ class TextCampaign:
         arms, mesh = len(runs.rate), arms_mesh()
         runs = filled_up(runs, mesh.size)
         idle = spread(mesh, jax.tree.map(jnp.asarray, idle_of(self.job, runs)), -1)
-        state = begin(self.job, self.seeds, arms)
+        state = self.start(begin(self.job, self.seeds, arms))
         runs = spread(mesh, jax.tree.map(jnp.asarray, runs), 0)
         records: Records = {}
         if self.store and (found := self.store.newest(key)):

@@ -16,8 +16,10 @@ import optax
 
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import check_count, check_positive, reject
+from qkdyn.interventions import Intervention, Numbers
 from qkdyn.optim import circuit_optimizer
 from qkdyn.train import lazy_adam, lazy_momentum
+from qkdyn.train.intervening import PLACES, on_circuit
 from qkdyn.train.lazy_adam import B1, B2, EPS, NEVER
 from qkdyn.train.text_batches import Batches
 from qkdyn.transformer import TransformerConfig, forward, init_transformer
@@ -57,6 +59,7 @@ class TextJob:
         stale: some arm's frozen gradients add up and take part in clipping.
         optimizer: "adamw", or "sgd" as torch has it: decay is added to the gradient, and the rate scales the momentum.
         momentum: of sgd, between 0 and 1.
+        intervened: something is done to the circuits of some arm, see `TextRuns.numbers`.
     """
 
     model: TransformerConfig
@@ -68,6 +71,7 @@ class TextJob:
     stale: bool = False
     optimizer: str = "adamw"
     momentum: float = 0.0
+    intervened: bool = False
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
@@ -94,12 +98,17 @@ class TextRuns(NamedTuple):
         multipliers: for each label (A,).
         decay: for each label (A,), weight decay.
         stale: (A,), whether frozen gradients add up and take part in clipping.
+        numbers: what is done to the circuits of each arm, `Numbers` with an axis of A first; () without interventions. Their
+            decay takes the place of that of "qk" and "ov" here, and of sgd also their momentum.
+        gain: (A, 2), what the gradients of the circuits are multiplied by, after clipping, in the order of `numbers`; alike.
     """
 
     rate: Any
     multipliers: dict[str, Any]
     decay: dict[str, Any]
     stale: Any
+    numbers: Any = ()
+    gain: Any = ()
 
 
 class TextState(NamedTuple):
@@ -140,7 +149,13 @@ def labels_of(job: TextJob, params: Any) -> Any:
 
 
 def idle_of(job: TextJob, runs: TextRuns) -> lazy_adam.Idle | lazy_momentum.Idle:
-    """The tables for embedding rows between two readings."""
+    """The tables for embedding rows between two readings.
+
+    Raises:
+        InputError: the job says of interventions what the runs do not.
+    """
+    if not job.intervened == bool(runs.numbers) == bool(len(runs.gain)):
+        reject("intervened", job.intervened, "True exactly where the runs have numbers of interventions")
     schedule = cosine(np, np.arange(job.steps, dtype=np.float64), job.warmup, job.steps)
     rate = np.asarray(runs.rate, np.float64) * np.asarray(runs.multipliers["embed"], np.float64)
     rate, decay = schedule[:, None] * rate, np.asarray(runs.decay["embed"])
@@ -160,21 +175,30 @@ def _begin(job: TextJob, seeds: Any, arms: int) -> TextState:
     # (seed, arm, vocabulary, d) -> rows of all arms
     table = params["embed"].pop("W_E").swapaxes(1, 2).reshape(-1, arms, job.model.d_model)
     ones = dict.fromkeys(set(jax.tree.leaves(labels_of(job, params))), 1.0)
-    opt = jax.vmap(jax.vmap(lambda some: _optimizer(job, some, 1.0, ones, ones).init(some)))(params)
+    # The state is the same whatever is done to a circuit.
+    own = (Numbers.of(Intervention()), np.ones(2)) if job.intervened else ((), ())
+    opt = jax.vmap(jax.vmap(lambda some: _optimizer(job, some, 1.0, ones, ones, *own).init(some)))(params)
     left = jax.tree.map(jnp.zeros_like, params) if job.stale else ()
     moments = (jnp.zeros_like(table),) * RULES[job.optimizer].moments
     last = jnp.full(len(table), NEVER, jnp.int32)
     return TextState(params, opt, table, moments, last, left, jnp.int32(0))
 
 
-def _optimizer(job: TextJob, params: Any, rate: Any, multipliers: dict[str, Any], decay: dict[str, Any]) -> Any:
-    """The optimizer at the multiples and decays of one run."""
+def _optimizer(
+    job: TextJob, params: Any, rate: Any, multipliers: dict[str, Any], decay: dict[str, Any], numbers: Any, gain: Any
+) -> Any:
+    """The optimizer at the multiples and decays of one run, with what is done to its circuits."""
     labels = labels_of(job, params)
     used = {name: multipliers[name] for name in sorted(set(jax.tree.leaves(labels)))}
     if job.optimizer == "sgd":
         base = {name: functools.partial(_torch_sgd, job.momentum, decay[name]) for name in used}
     else:
         base = {name: functools.partial(optax.adamw, b1=B1, b2=B2, eps=EPS, weight_decay=decay[name]) for name in used}
+    if job.intervened:
+        made = functools.partial(on_circuit, numbers, optimizer="sgd")
+        if job.optimizer == "adamw":
+            made = functools.partial(on_circuit, numbers, optimizer="adamw", b1=B1, b2=B2, eps=EPS)
+        base |= {name: made(i, gain=gain[i]) for name, i in PLACES.items()}
     schedule = lambda count: rate * cosine(jnp, count, job.warmup, job.steps)  # noqa: E731
     return circuit_optimizer(base, multipliers=used, learning_rate=schedule, labels=labels)
 
@@ -255,12 +279,14 @@ def _step(job: TextJob, runs: TextRuns, idle: Any, state: TextState, batch: Batc
     )
     gradients, row_gradients, left = _clipped(job, runs, gradients, row_gradients, state.left)
 
-    def descend(params: Any, opt: Any, gradient: Any, rate: Any, multipliers: Any, decay: Any) -> Any:
-        updates, opt = _optimizer(job, params, rate, multipliers, decay).update(gradient, opt, params)
+    def descend(params: Any, opt: Any, gradient: Any, *own: Any) -> Any:
+        updates, opt = _optimizer(job, params, *own).update(gradient, opt, params)
         return optax.apply_updates(params, updates), opt
 
-    each = jax.vmap(jax.vmap(descend), in_axes=(0, 0, 0, None, None, None))
-    params, opt = each(state.params, state.opt, gradients, runs.rate, runs.multipliers, runs.decay)
+    each = jax.vmap(jax.vmap(descend), in_axes=(0, 0, 0, *(None,) * 5))
+    params, opt = each(
+        state.params, state.opt, gradients, runs.rate, runs.multipliers, runs.decay, runs.numbers, runs.gain
+    )
     updated = rule.update(rows, *moments, row_gradients, state.step, idle)
     write = lambda whole, part: whole.at[place].set(part, mode="drop", unique_indices=True)  # noqa: E731
     table, *moments = map(write, tables, updated)
