@@ -6,7 +6,7 @@ it, nor on its place among them, nor on the number of devices or processes (`Job
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from qkdyn.circuits import Params
 from qkdyn.optim import circuit_optimizer
 from qkdyn.train.processes import to_host
 from qkdyn.train.state import Plan, Run, RunState, Status, start
-from qkdyn.train.step import Measure, advance
+from qkdyn.train.step import Measure, advance, gradient_on
 
 Tree = Any
 # Where runs start: all from the same parameters, or each from those of its seed.
@@ -39,6 +40,7 @@ class Job:
         exact: blocks of `plan.block` runs on every device, so that a run has the same bits on any number of devices. If
             not, each device takes as many runs at once as there are for it: the same only to rounding. On two cores that is
             slower (0.60 of the run-steps per second); on accelerators it has not been measured.
+        every: updates between two measurements.
     """
 
     task: Any
@@ -46,10 +48,15 @@ class Job:
     plan: Plan
     base: Callable[[Any], optax.GradientTransformation] = optax.sgd
     exact: bool = True
+    every: int = 1
 
     def optimizer(self, run: Run) -> optax.GradientTransformationExtraArgs:
         """The per-circuit optimizer of one run: eta_QK = r eta_OV, both traced."""
         return circuit_optimizer(self.base, multipliers={"qk": run.r, "ov": 1.0}, learning_rate=run.eta_ov)
+
+    def gradient(self, params: Params, key: Array, run: Run) -> Params:
+        """What one update of a run descends along, on the batch of `key`."""
+        return gradient_on(self.task.batch_of)(params, key, run)
 
     def block(self, active: int, devices: int) -> int:
         """How many runs each device takes at once when `active` runs are left."""
@@ -65,10 +72,9 @@ def advance_block(states: RunState, runs: Run, *, job: Job, mesh: Mesh) -> RunSt
     plan = job.plan
 
     def chunk(state: RunState, run: Run) -> RunState:
-        step = functools.partial(
-            advance, run=run, tx=job.optimizer(run), measure=job.probe, batch_of=job.task.batch_of, plan=plan
-        )
-        return jax.lax.scan(lambda s, _: (step(s), None), state, length=plan.chunk)[0]
+        parts: dict[str, Any] = {"measure": job.probe, "gradient": job.gradient, "plan": plan, "every": job.every}
+        step = functools.partial(advance, run=run, tx=job.optimizer(run), **parts)
+        return jax.lax.scan(lambda s, _: (step(s), None), state, length=-(-plan.chunk // job.every))[0]
 
     # Rates and probes are compared with float64 theory: no reduced-precision matrix products where a device has them.
     def local(states: RunState, runs: Run) -> RunState:
@@ -88,8 +94,12 @@ def _start(params: Params, runs: Run, job: Job) -> RunState:
 
 def start_runs(initial: Start, runs: Run, job: Job) -> RunState:
     """States of all runs before their first step, on the host; `initial` as in `run_sweep`."""
-    own = [params_of(initial, seed) for seed in runs.seed.tolist()]
-    params = jax.tree.map(lambda *leaves: np.stack(leaves), *own)
+    return start_each([params_of(initial, seed) for seed in runs.seed.tolist()], runs, job)
+
+
+def start_each(initial: Sequence[Params], runs: Run, job: Job) -> RunState:
+    """States of all runs before their first step, on the host, each run from parameters of its own."""
+    params = jax.tree.map(lambda *leaves: np.stack(leaves), *initial)
     return jax.tree.map(np.array, jax.device_get(_start(params, runs, job)))
 
 

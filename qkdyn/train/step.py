@@ -13,6 +13,8 @@ from qkdyn.train.state import Plan, Run, RunState, Status
 
 Measure = Callable[[Params], dict[str, Array]]
 BatchOf = Callable[[Array, Array], Any]
+# Of parameters, the key of a batch, and the run: what one update descends along.
+Gradient = Callable[[Params, Array, Run], Params]
 # Finished runs on record are known by this number: raise it when a change of task, probe, step or engine moves bits.
 ENGINE = 1
 
@@ -28,8 +30,18 @@ def data_key(seed: Int[Array, ""] | int, step: Int[Array, ""] | int) -> Array:
     return jax.random.fold_in(jax.random.key(seed), step)
 
 
-def advance(state: RunState, run: Run, *, tx: Any, measure: Measure, batch_of: BatchOf, plan: Plan) -> RunState:
-    """Measure `state`, record it, decide whether it ends here, and update it if not; an ended run is returned as it is."""
+def gradient_on(batch_of: BatchOf) -> Gradient:
+    """The gradient of a task's batch."""
+    return lambda params, key, run: jax.grad(batch_loss)(params, batch_of(key, run.sampled))
+
+
+def advance(
+    state: RunState, run: Run, *, tx: Any, measure: Measure, gradient: Gradient, plan: Plan, every: int = 1
+) -> RunState:
+    """Measure `state`, record it, decide whether it ends here, and update it if not; an ended run is returned as it is.
+
+    With `every`, so many updates come between two measurements; steps count updates all the same.
+    """
     measures = measure(state.params)
     loss = measures["loss"]
     running = state.status == Status.running
@@ -38,20 +50,25 @@ def advance(state: RunState, run: Run, *, tx: Any, measure: Measure, batch_of: B
     status = jnp.where((status == Status.running) & (state.step >= plan.max_steps), Status.budget, status)
     status = jnp.where(finite, status, Status.diverged).astype(jnp.int32)
 
-    gradient = jax.grad(batch_loss)(state.params, batch_of(data_key(run.seed, state.step), run.sampled))
-    updates, opt_state = tx.update(gradient, state.opt_state, state.params)
-    params = jax.tree.map(jnp.add, state.params, updates)
+    def update(i: int | Array, at: tuple[Params, Any]) -> tuple[Params, Any]:
+        params, opt_state = at
+        updates, opt_state = tx.update(gradient(params, data_key(run.seed, state.step + i), run), opt_state, params)
+        return jax.tree.map(jnp.add, params, updates), opt_state
+
+    params, opt_state = update(0, (state.params, state.opt_state))
+    if every > 1:
+        params, opt_state = jax.lax.fori_loop(1, every, update, (params, opt_state))
     goes_on = running & (status == Status.running)
     keep = finite & running
     following = RunState(
         params=_where(goes_on, params, state.params),
         opt_state=_where(goes_on, opt_state, state.opt_state),
-        step=state.step + goes_on,
+        step=state.step + every * goes_on,
         status=status,
         diverged_step=jnp.where(finite, state.diverged_step, state.step),
         previous=measures,
         records=_record(state, measures, jnp.asarray(plan.record_steps)),
-        matched=_cross(state, measures, jnp.asarray(plan.losses, loss.dtype)),
+        matched=_cross(state, measures, jnp.asarray(plan.losses, loss.dtype), every),
     )
     # A run that is not finite keeps its last finite records; only its mark changes.
     following = following.replace(
@@ -69,8 +86,8 @@ def _record(state: RunState, measures: dict[str, Array], record_steps: Array) ->
     return {name: jnp.where(here, value, state.records[name]) for name, value in measures.items()}
 
 
-def _cross(state: RunState, measures: dict[str, Array], losses: Array) -> dict[str, Array]:
-    """States at the levels crossed since the last step, interpolated linearly in ln(loss); only a first crossing counts."""
+def _cross(state: RunState, measures: dict[str, Array], losses: Array, every: int) -> dict[str, Array]:
+    """States at the levels crossed since the last measurement, interpolated linearly in ln(loss); a first crossing counts."""
     before, now = state.previous["loss"], measures["loss"]
     crossed = (before > losses) & (now <= losses) & jnp.isnan(state.matched["loss"])
     share = (jnp.log(before) - jnp.log(losses)) / (jnp.log(before) - jnp.log(now))
@@ -82,5 +99,5 @@ def _cross(state: RunState, measures: dict[str, Array], losses: Array) -> dict[s
     matched = {name: at(state.matched[name], state.previous[name], value) for name, value in measures.items()}
     return matched | {
         "loss": jnp.where(crossed, losses, state.matched["loss"]),
-        "step": at(state.matched["step"], step - 1, step),
+        "step": at(state.matched["step"], step - every, step),
     }

@@ -15,7 +15,7 @@ from qkdyn.optim import circuit_optimizer
 from qkdyn.tasks.orthogonal import OrthogonalTask
 from qkdyn.train.probe import AnsatzProbe
 from qkdyn.train.state import Plan, Run, Status, check_reachable, start
-from qkdyn.train.step import advance
+from qkdyn.train.step import advance, gradient_on
 
 TASK = OrthogonalTask(m=2, n=3, b=2, M=3, backgrounds=4, batch=12)
 RUN = Run(r=jnp.float32(2.0), seed=jnp.int32(7), sampled=jnp.bool_(True), eta_ov=jnp.float32(0.5))
@@ -28,7 +28,7 @@ def begin(plan, form="CACO", rate=0.5, r=2.0, measure=None, task=TASK):
     measure = measure or AnsatzProbe(task)
     state = start(params, tx.init(params), jax.eval_shape(measure, params), plan)
     return state, jax.jit(
-        functools.partial(advance, run=RUN, tx=tx, measure=measure, batch_of=task.batch_of, plan=plan)
+        functools.partial(advance, run=RUN, tx=tx, measure=measure, gradient=gradient_on(task.batch_of), plan=plan)
     )
 
 
@@ -49,7 +49,7 @@ def counting(plan, values):
     params = on_ansatz(TASK.directions(), "CACO", mu_ov=0.0, mu_qk=0.0)
     measure = falling(values)
     state = start(params, tx.init(params), jax.eval_shape(measure, params), plan)
-    step = functools.partial(advance, run=RUN, tx=tx, measure=measure, batch_of=TASK.batch_of, plan=plan)
+    step = functools.partial(advance, run=RUN, tx=tx, measure=measure, gradient=gradient_on(TASK.batch_of), plan=plan)
     return state, jax.jit(step)
 
 

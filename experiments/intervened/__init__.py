@@ -1,0 +1,1 @@
+"""What the experiment on interventions is made of: arms, the three settings, tables and verdict."""
