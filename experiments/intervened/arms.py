@@ -37,8 +37,6 @@ SEEDS = (1234, 1235, 1236, 1237, 1238)
 # The plain arm that the others are compared with, seed by seed.
 BASELINE = "plain"
 CIRCUITS = ("qk", "ov")
-# Entries of a gradient far below are rounding, which must not take whole steps.
-SIGN_FLOOR = 1e-6
 # What the lines of `runs` say; `predicted` has any number of lines.
 LINES = ("seed", "status", "diverged_at", "end", "matched")
 
@@ -134,9 +132,8 @@ class Strengths:
         factors_qk, factors_ov: imbalance, of factorized circuits.
         clip_qk, clip_ov: thresholds.
         normalized: (eta_ov, r) of: QK normalized alone, OV alone, both; None leaves normalization out.
-        momentum: beta.
-        adam: eta_ov under Adam; None leaves Adam out.
-        signs: eta_ov of descent along signs, Adam's limit.
+        momentum: beta, of both circuits and of one.
+        adam: (eta_ov, r) under Adam; at the first of these rates also with the QK gradient times `fast` instead.
     """
 
     ratios: tuple[float, ...] = (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -154,9 +151,8 @@ class Strengths:
     clip_qk: tuple[float, ...] = ()
     clip_ov: tuple[float, ...] = ()
     normalized: tuple[tuple[str, float, float], ...] = ()
-    momentum: float | None = None
-    adam: float | None = None
-    signs: float | None = None
+    momentum: tuple[float, ...] = ()
+    adam: tuple[tuple[float, float], ...] = ()
 
 
 Make = Callable[..., Arm]
@@ -253,22 +249,20 @@ def _optimizers(given: Strengths, eta_ov: float) -> list[Case]:
     """Momentum, Adam, and gains: a gain of the gradient is a rate under SGD, and nothing under Adam."""
     fast, found = given.fast, []
     gain = (1.0, fast)
-    if (beta := given.momentum) is not None:
+    for beta in given.momentum:
         # The rate is lower by 1 - beta: as fast in time.
         slow = {"family": "momentum", "eta_ov": (1 - beta) * eta_ov}
-        found.append({"short": "momentum-both", "label": f"beta = {beta:g} of both", **slow, "on": both(momentum=beta)})
-        for circuit in CIRCUITS:
-            label = f"beta = {beta:g} of {circuit.upper()}"
-            found.append({"short": f"momentum-{circuit}", "label": label, **slow, "on": one(circuit, momentum=beta)})
+        for which in ("both", *CIRCUITS):
+            label = f"beta = {beta:g} of {which if which == 'both' else which.upper()}"
+            on = both(momentum=beta) if which == "both" else one(which, momentum=beta)
+            found.append({"short": f"momentum-{which}-{beta:g}", "label": label, **slow, "on": on})
     times = f"QK gradient times {fast:g}"
-    found.append({"short": "gain-sgd", "family": "gradient of QK rescaled", "label": f"SGD, {times}", "gain": gain})
-    if given.adam is not None:
-        adam = {"family": "Adam", "optimizer": "adam", "eta_ov": given.adam}
-        for r in (1.0, fast):
-            found.append({"short": f"adam-{r:g}", "label": f"Adam, r = {r:g}", **adam, "r": r})
-        found.append({"short": "gain-adam", "label": f"Adam, {times}, r = 1", **adam, "gain": gain})
-    if given.signs is not None:
-        on = both(gradient="sign", threshold=SIGN_FLOOR)
-        case = {"family": "signs, Adam's limit", "eta_ov": given.signs, "on": on}
-        found += [{"short": f"signs-{r:g}", "label": f"r = {r:g}", **case, "r": r} for r in (1.0, fast)]
+    rescaled = {"family": "gradient of QK rescaled", "gain": gain}
+    found.append({"short": "gain-sgd", "label": f"SGD, {times}", **rescaled})
+    for rate, r in given.adam:
+        adam = {"family": "Adam", "optimizer": "adam", "eta_ov": rate}
+        found.append({"short": f"adam-{r:g}", "label": f"Adam, r = {r:g}", **adam, "r": r})
+    if given.adam:
+        adam = {"optimizer": "adam", "eta_ov": given.adam[0][0]}
+        found.append({"short": "gain-adam", "label": f"Adam, {times}", **rescaled, **adam})
     return found
