@@ -2,15 +2,19 @@
 
 import ast
 import contextlib
+import functools
 import importlib
 import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+from helpers import QUICK
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LANGUAGE = ("language_linen", "language_nnx", "language_equinox")
@@ -50,6 +54,7 @@ def run(load, tmp_path_factory):
     def small(name, ratios, **options):
         folder, printed, drawn, common = tmp_path_factory.mktemp(name), io.StringIO(), {}, load("common")
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+            patch.setattr(jax, "jit", hurried(jax.jit, name))
             module = load(name)
             for constant, value in {**TINY, "RATIOS": ratios}.items():
                 patch.setattr(module, constant, value)
