@@ -6,7 +6,12 @@ import io
 import re
 from pathlib import Path
 
+import jax
+import numpy as np
+import optax
 import pytest
+
+from helpers import quick
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -19,6 +24,23 @@ def test_the_readmes_example_prints_what_it_says():
     with contextlib.redirect_stdout(out):
         exec(compile(code, "README.md", "exec"), {})
     assert out.getvalue() == printed
+
+
+def test_the_readmes_five_lines_for_a_model_of_ones_own():
+    code = re.search(r"## Your own model\n.*?```python\n(.*?)```", README, re.DOTALL).group(1)
+    assert len(code.split("\n\n")) == 2 and len([line for line in code.splitlines() if line]) == 5
+    shapes = {"attn": dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (2, 2)), "norm": (2,)}
+    params = jax.tree.map(lambda shape: np.ones(shape, np.float32), shapes, is_leaf=lambda of: isinstance(of, tuple))
+    found, printed = {"params": params, "optax": optax}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), found)
+    tx = found["tx"]
+    updates = quick(lambda params: tx.update(params, tx.init(params), params)[0])(params)
+    for name, times in {"q_proj": 10, "k_proj": 10, "v_proj": 1, "o_proj": 1}.items():
+        np.testing.assert_allclose(updates["attn"][name], times * updates["norm"][0], rtol=1e-5)
+        (line,) = (line.split() for line in printed.getvalue().splitlines() if name in line)
+        assert line[-1] == f"{times / 1000:g}"
+    assert -0.0011 < updates["norm"][0] < -0.0009
 
 
 @pytest.mark.parametrize(

@@ -264,6 +264,11 @@ PLAIN = {
         fused("qkv", axis=-1, sizes=(4, 2, 2), heads=2),
         "qqqqkkvv" * 2,
     ),
+    "megatron": (
+        {"self_attention": {"linear_qkv": (8, 16), "linear_proj": (8, 8)}},
+        fused("qkv", axis=-1, sizes=(4, 2, 2), heads=2),
+        "qqqqkkvv" * 2,
+    ),
 }
 
 
@@ -273,6 +278,7 @@ def test_blocks_behind_plain_names_are_refused_until_a_rule_says_how(name):
     said = {
         "codegen": r"in 4 or 8 blocks \(CodeGen.*fused\('qvk', axis=..., heads=",
         "internlm2": r"by key-value head \(InternLM2",
+        "megatron": r"head by head \(GPT-NeoX",
     }
     with pytest.raises(LabelError, match=f"qkv.*: .*{said[name]}"):
         labelled(shapes)
@@ -281,6 +287,9 @@ def test_blocks_behind_plain_names_are_refused_until_a_rule_says_how(name):
     found = "".join(label[0] * (b - a) for _ in range(slices.repeats) for label, a, b in slices.parts)
     assert found == "".join({"q": "q", "k": "q", "v": "o"}[row] for row in rows)
     assert {label for label in labels.values() if label is not slices} == {"ov"}
+    in_a_row = qkv(-1, 8, len(rows) // 2 - 4, len(rows) // 2 - 4)
+    rule = fused("qkv", axis=-1, sizes=[b - a for _, a, b in in_a_row.parts])
+    assert in_a_row in labelled(shapes, rules={"qkv": rule}).values()
     # The same names beside others, and fused along an axis of its own, leave no doubt.
     assert labelled({"qkv_proj": (8, 24), "o_proj": (8, 8)})["qkv_proj"] == THIRDS
     assert labelled({"Wqkv": (8, 24), "out_proj": (8, 8)})["Wqkv"] == THIRDS
