@@ -208,7 +208,7 @@ def _on_one(given: Strengths, circuit: str) -> list[Case]:
     for kind, decoupled in (("decay", False), ("apart", True)):
         for strength in getattr(given, f"{kind}_{circuit}"):
             how = ", decoupled" if decoupled else ""
-            case = {"family": f"weight decay of {big}{how}", "label": f"lambda = {strength:g}"}
+            case = {"family": f"weight decay of {big}", "label": f"lambda = {strength:g}{how}"}
             on = one(circuit, decay=strength, decoupled=decoupled)
             found.append({"short": f"{kind}-{circuit}-{strength:g}", **case, "on": on})
     for threshold in getattr(given, f"clip_{circuit}"):
@@ -257,12 +257,11 @@ def _optimizers(given: Strengths, eta_ov: float) -> list[Case]:
             on = both(momentum=beta) if which == "both" else one(which, momentum=beta)
             found.append({"short": f"momentum-{which}-{beta:g}", "label": label, **slow, "on": on})
     times = f"QK gradient times {fast:g}"
-    rescaled = {"family": "gradient of QK rescaled", "gain": gain}
-    found.append({"short": "gain-sgd", "label": f"SGD, {times}", **rescaled})
+    found.append({"short": "gain-sgd", "family": "gradient of QK rescaled", "label": f"SGD, {times}", "gain": gain})
     for rate, r in given.adam:
         adam = {"family": "Adam", "optimizer": "adam", "eta_ov": rate}
         found.append({"short": f"adam-{r:g}", "label": f"Adam, r = {r:g}", **adam, "r": r})
     if given.adam:
-        adam = {"optimizer": "adam", "eta_ov": given.adam[0][0]}
-        found.append({"short": "gain-adam", "label": f"Adam, {times}", **rescaled, **adam})
+        adam = {"family": "Adam", "optimizer": "adam", "eta_ov": given.adam[0][0]}
+        found.append({"short": "gain-adam", "label": f"Adam, {times}", "gain": gain, **adam})
     return found

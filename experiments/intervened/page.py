@@ -12,6 +12,8 @@ from experiments.intervened.tables import RATES, RATIO, WHERE, by_rank, families
 NONE = "·"
 # A family is as strong as the ratio where it adds at least so much of what the strongest ratio adds.
 AS_STRONG = 0.5
+# Theory is met where attention is no further off.
+CLOSE = 0.02
 
 
 def page(frame: pd.DataFrame) -> str:
@@ -63,20 +65,16 @@ def _verdict(frame: pd.DataFrame, found: pd.DataFrame) -> str:
         first = f"**The learning-rate ratio is special**: none of {len(names)} other families of interventions sharpens"
         return f"{first} attention at a matched loss, in {_listed(list(dict.fromkeys(_places(found))))}."
     everywhere = [name for name in by_rank(raising) if _of(others, name)["sharpens"].all()]
-    somewhere = [name for name in by_rank(raising) if name not in everywhere]
-    which = [
-        f"{_listed(some)} {where}"
-        for some, where in ((everywhere, "in every setting where they were tried"), (somewhere, "in some"))
-        if some
-    ]
+    count = raising["family"].nunique()
     first = (
-        f"**The learning-rate ratio is one of several knobs**: {len(everywhere + somewhere)} of {len(names)} other families "
-        f"of interventions sharpen attention at a matched loss too, {'; '.join(which)}"
+        f"**The learning-rate ratio is one of several knobs**: {count} of {len(names)} other families of interventions sharpen "
+        f"attention at a matched loss too, {len(everywhere)} of them in every setting where they were tried"
     )
     strong = [name for name in by_rank(raising) if (_of(raising, name)["share"] >= AS_STRONG).any()]
     much = f"{AS_STRONG:.0%} of what the strongest ratio adds"
-    reach = f"at least {much} is reached by {_listed(strong)}" if strong else f"none of them reaches {much}"
-    return f"{first}; {reach}. {_second(frame, found, raising)}"
+    reach = f"; at least {much} is reached by {_listed(strong)}" if strong else f"; none of them reaches {much}"
+    known = np.isfinite(raising["share"]).any()
+    return f"{first}{reach if known else ''}. {_second(frame, found, raising)}"
 
 
 def _second(frame: pd.DataFrame, found: pd.DataFrame, raising: pd.DataFrame) -> str:
@@ -85,10 +83,10 @@ def _second(frame: pd.DataFrame, found: pd.DataFrame, raising: pd.DataFrame) -> 
     told = errors[np.isfinite(errors)]
     if len(told):
         arms = frame.loc[np.isfinite(errors), "name"].nunique()
-        one = (
-            f"Where there is a theory they move one quantity, the ratio of the circuits' effective rates, by which it gives "
-            f"attention of {arms} arms to within {told.max():.1%} (median {told.median():.2%}); "
-        )
+        within = f"attention of {arms} arms to within {told.max():.1%} (median {told.median():.2%}); "
+        one = f"Where there is a theory, of one quantity, the ratio of the circuits' effective rates, it gives {within}"
+        if told.max() > CLOSE:
+            one = one.replace("it gives", "that quantity alone does not tell all: it gives")
     # Updates compare only between arms of one rate.
     ratio: Any = found[found["family"] == RATIO]
     same: Any = raising[~raising["own_rate"].astype(bool)]
@@ -109,7 +107,8 @@ def _how(frame: pd.DataFrame) -> str:
     return (
         f"Attention added at a matched loss ({', '.join(levels)}), beside the plain arm (r = 1) seed by seed, {seeds} seeds, "
         "95% Student intervals in the tables. Of each family the arm that adds most, and in brackets the updates that it takes "
-        "beside the plain arm (*: at rates or by an optimizer of its own, so that updates do not compare). Families stand in the order of their share of what the strongest ratio adds, in the mean."
+        "beside the plain arm (*: at rates or by an optimizer of its own, so that updates do "
+        "not compare). Families stand in the order of their share of what the strongest ratio adds, in the mean."
     )
 
 

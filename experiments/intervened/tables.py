@@ -26,6 +26,8 @@ RATES = (
 # Measures of a run at a level: attention is in the setting's own measure, steps is the update at which the loss is reached.
 MEASURES = ("attention", "accuracy", "step")
 WHERE = ("setting", "form")
+# What adds less than this share of what the strongest ratio adds is not called a knob, however narrow its interval.
+NOTABLE = 0.02
 
 
 def where(arm: Mapping[str, Any]) -> tuple[str, str]:
@@ -144,8 +146,7 @@ def families(frame: pd.DataFrame) -> pd.DataFrame:
     """For each setting, form and family its strongest arm at the compared level: the one that adds most attention.
 
     Beside the columns of `arms_frame`: arms (of the family), arms_reached; share, its change over that of the arm of the
-    ratio that adds most; sharpens, whether the interval of its change is above 0; blunts, whether that of the family's arm
-    that adds least is below.
+    ratio that adds most; sharpens, whether some arm of the family adds a share of at least `NOTABLE` by an interval above 0.
     """
     rows = []
     table = ranking(frame)
@@ -156,8 +157,8 @@ def families(frame: pd.DataFrame) -> pd.DataFrame:
             best: Any = (known if len(known) else some).iloc[0]
             row = dict(best) | {"arms": len(some), "arms_reached": len(known)}
             row["share"] = row["change"] / ratio if ratio > 0 else math.nan
-            row["sharpens"] = bool((_low(known) > 0).any())
-            row["blunts"] = bool((_high(known) < 0).any())
+            least = NOTABLE * ratio if ratio > 0 else 0.0
+            row["sharpens"] = bool(((_low(known) > 0) & (known["change"] >= least)).any())
             rows.append(row | dict(zip(WHERE, place, strict=True)) | {"family": family})
     return pd.DataFrame(rows)
 
@@ -165,10 +166,6 @@ def families(frame: pd.DataFrame) -> pd.DataFrame:
 def _low(rows: pd.DataFrame) -> np.ndarray:
     """Lower ends of changes; of a single seed the change itself, which no interval says anything of."""
     return np.where(np.isfinite(rows["change_low"]), rows["change_low"], rows["change"])
-
-
-def _high(rows: pd.DataFrame) -> np.ndarray:
-    return np.where(np.isfinite(rows["change_high"]), rows["change_high"], rows["change"])
 
 
 def by_rank(found: pd.DataFrame) -> list[str]:
