@@ -43,13 +43,14 @@ def falling(values):
     return measure
 
 
-def counting(plan, values):
+def counting(plan, values, every=1):
     """A run that only counts its updates, through a transform that adds one to every parameter."""
     tx = optax.stateless(lambda updates, params: jax.tree.map(jnp.ones_like, updates))
     params = on_ansatz(TASK.directions(), "CACO", mu_ov=0.0, mu_qk=0.0)
     measure = falling(values)
     state = start(params, tx.init(params), jax.eval_shape(measure, params), plan)
-    step = functools.partial(advance, run=RUN, tx=tx, measure=measure, gradient=gradient_on(TASK.batch_of), plan=plan)
+    gradient = gradient_on(TASK.batch_of)
+    step = functools.partial(advance, run=RUN, tx=tx, measure=measure, gradient=gradient, plan=plan, every=every)
     return state, jax.jit(step)
 
 
@@ -109,6 +110,26 @@ def test_crossings_are_interpolated_in_ln_loss():
     np.testing.assert_allclose(state.matched["step"], expected, rtol=1e-6)
     np.testing.assert_allclose(state.matched["alpha"], 10 * np.array(expected), rtol=1e-6)
     np.testing.assert_allclose(state.matched["loss"], plan.losses, rtol=1e-6)
+
+
+def test_updates_between_two_measurements():
+    """Measured at every third update: the same updates, crossings between the measurements, steps that count updates."""
+    params, keys = on_ansatz(TASK.directions(), "CACO", mu_ov=0.0, mu_qk=0.0), []
+    measure = falling(np.full(99, 0.9))
+    for every in (1, 3):
+        tx = optax.sgd(-1.0)
+        # The sum of what the updates' keys draw: another key anywhere would show.
+        parts = {"gradient": lambda params, key, run: jax.tree.map(lambda _: jax.random.uniform(key), params)}
+        step = functools.partial(advance, run=RUN, tx=tx, measure=measure, plan=Plan(), every=every, **parts)
+        state = start(params, tx.init(params), jax.eval_shape(measure, params), Plan())
+        state = go(state, jax.jit(step), 6 // every)
+        assert state.step == 6
+        keys.append(float(state.params["qk"]["W_QK"][0, 0]))
+    assert keys[0] == pytest.approx(keys[1], rel=1e-6) and keys[0] > 0
+    plan = Plan(losses=(0.5,), stop_loss=0.2, max_steps=100)
+    state = go(*counting(plan, [1.0, 0.9, 0.45, 0.4, 0.3, 0.2, 0.1, 0.05], every=3), 4)
+    np.testing.assert_allclose(state.matched["step"], 3 * np.log(2) / np.log(2.5), rtol=1e-6)
+    assert state.status == Status.stopped and state.step == 6
 
 
 def test_a_level_met_exactly_counts_once():
