@@ -24,9 +24,8 @@ def digest(notebook: Any) -> str:
 
 def execute(notebook: Any, folder: Path, environment: Mapping[str, str], timeout: int = 600) -> Any:
     """Run the cells, in place, in a kernel of their own in `folder`; a cell that fails raises nbclient's CellExecutionError."""
-    client = NotebookClient(
-        notebook, timeout=timeout, resources={"metadata": {"path": str(folder)}}, record_timing=False
-    )
+    where = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, timeout=timeout, startup_timeout=timeout, resources=where, record_timing=False)
     client.execute(env=dict(environment))
     notebook["metadata"]["language_info"] = {"name": "python"}  # without the version of this machine's Python
     notebook["metadata"]["executed"] = digest(notebook)
