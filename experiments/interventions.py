@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tyro
 
-from experiments.intervened import orthogonal
+from experiments.intervened import hatexplain, orthogonal, tokens
 from experiments.intervened.arms import LINES, Arm, Work
 from experiments.intervened.page import arms_table, page
 from experiments.intervened.schema import check_record
@@ -42,7 +42,7 @@ from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
 from qkdyn.train.lock import lock
 
-SETTINGS: dict[str, ModuleType] = {module.SETTING: module for module in (orthogonal,)}
+SETTINGS: dict[str, ModuleType] = {module.SETTING: module for module in (orthogonal, tokens, hatexplain)}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from experiments.intervened.arms import Arm, Strengths, Work, cases
+from experiments.intervened.starts import multiple
 from experiments.records import Record
 from qkdyn.attention import forward
 from qkdyn.circuits import Params, collapse, on_ansatz
@@ -126,14 +127,9 @@ class Probe:
 
 def start(arm: Arm) -> Params:
     """Parameters at step 0: on the ansatz, products scaled, factors out of balance."""
-    mu_ov, mu_qk = (mu * scale for mu, scale in zip(START, arm.start, strict=True))
-    params = on_ansatz(TASK.directions(), arm.form, mu_ov=mu_ov, mu_qk=mu_qk)
-    if arm.apart == (1.0, 1.0):
-        return params
-    from qkdyn.theory.intervened_matrices import unbalance
-
-    scales = {name: scale for name, scale in zip(("ov", "qk"), arm.apart, strict=True) if scale != 1.0}
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), unbalance(params, scales))
+    params = on_ansatz(TASK.directions(), arm.form, mu_ov=START[0], mu_qk=START[1])
+    scaled = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * multiple(arm, path[-1].key), params)
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), scaled)
 
 
 def train(arms: Sequence[Arm], work: Work) -> dict[str, Record]:
