@@ -179,6 +179,7 @@ def test_records_of_other_settings_or_data_are_refused(calls, tmp_path, monkeypa
         (["--seeds", "1", "1"], "seeds must be at least one seed, all different"),
         (["--layers", "3"], "layers must be one of 1, 2, 4"),
         (["--tune", "--arms", "qk30"], "--arms must be left out beside --tune"),
+        (["--early"], "--early must be given beside --tune"),
         (["--draw-only"], "has no finished arm"),
     ],
 )
@@ -201,7 +202,7 @@ def test_missing_data_name_every_place_that_was_looked_at(tmp_path, capsys, monk
 # Tuning.
 
 
-def tuned(calls, monkeypatch, accuracy):
+def tuned(calls, monkeypatch, accuracy, reading="end"):
     """Make the trainer give each arm the validation accuracy that `accuracy` says, None for a run that diverges."""
     whole = command.train_group
 
@@ -210,7 +211,7 @@ def tuned(calls, monkeypatch, accuracy):
         for arm in group:
             for own in found[arm.name]["runs"]:
                 value = accuracy(arm)
-                own["end"]["validation"]["accuracy"] = value
+                own[reading]["validation"] = own[reading]["validation"] | {"accuracy": value}
                 own["diverged_at"] = 2 if value is None else None
         return found
 
@@ -233,6 +234,19 @@ def test_tuning_chooses_a_rate_and_then_trains_multipliers_at_it(calls, tmp_path
     assert set(before) == {"tuned.csv", "verdict.md", "tuned.png"}
     assert run(tmp_path, "--tune", "--draw-only") == 0 and drawn(tmp_path) == before and len(calls) == 3
     assert run(tmp_path, "--tune") == 0 and len(calls) == 3 and results.verify(tmp_path) == []
+
+
+def test_tuning_by_the_best_epoch_is_not_that_by_the_last(calls, tmp_path, monkeypatch):
+    score = {1e-2: 0.5, 1e-3: 0.9, 1e-4: 0.7, 5e-5: 0.6, 1e-5: 0.4, 1e-6: 0.3}
+    tuned(calls, monkeypatch, lambda arm: score[arm.rate] + 0.001 * (arm.qk == 20), "best")
+    assert run(tmp_path, "--tune", "--early") == 0
+    assert calls[-1] == [f"rate-0.001-qk{r}" for r in (5, 10, 20, 30, 100)]
+    frame = pd.read_csv(tmp_path / "tuned.csv").set_index("arm")
+    assert frame.index[frame["chosen"]].tolist() == ["rate-0.001", "rate-0.001-qk20"]
+    said = (tmp_path / "verdict.md").read_text()
+    assert "at each run's best epoch is 0.001 (published 5e-05); after the last epoch it would be" in said
+    assert "the best is x20 (published x30); its validation accuracy is +0.0010" in said
+    assert run(tmp_path, "--tune", "--early", "--draw-only") == 0
 
 
 def test_tuning_where_nothing_can_be_chosen_says_so(calls, tmp_path, monkeypatch):
@@ -259,6 +273,7 @@ def test_where_results_go(tmp_path):
     assert folder(protocol="as_coded", layers=2) == "results/hatexplain/as_coded-2layers"
     assert (
         folder(tune=True) == "results/hatexplain/tune"
+        and folder(tune=True, early=True) == "results/hatexplain/tune-early"
         and folder(quick=True, tune=True) == "results/quick/hatexplain-tune"
     )
     assert folder(protocol="as_written", tune=True) == "results/hatexplain/as_written-tune"

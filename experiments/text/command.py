@@ -64,6 +64,8 @@ class TextOptions(ArmOptions):
     """These seeds in place of the protocol's, into a folder of their own."""
     tune: bool = False
     """The paper's tuning instead: a base rate by validation, then a multiplier of QK at that rate."""
+    early: bool = False
+    """With --tune: choose by each run's best validation epoch, as early stopping would, not by its last."""
     data: Path | None = None
     """Folder with the data; default $QKDYN_DATA, or data/."""
 
@@ -72,7 +74,7 @@ class TextOptions(ArmOptions):
         """Where the results go: default results/<home>/<protocol>, or results/quick/<home>."""
         own = self.home if self.is_quick else self.protocol
         if self.tune:
-            own = "tune" if own == "controlled" else f"{own}-tune"
+            own = ("tune" if own == "controlled" else f"{own}-tune") + ("-early" if self.early else "")
         own += self.suffix + "".join(f"-{seed}" for seed in self.seeds)
         return (self.out or Path("results") / ("quick" if self.is_quick else self.home) / own).absolute()
 
@@ -114,6 +116,10 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
         if options.arms:
             reject("--arms", " ".join(options.arms), "left out beside --tune, which chooses its own")
         protocol = arms.tuning(protocol)
+    if options.early:
+        if not options.tune:
+            reject("--early", True, "given beside --tune, whose choice it alters")
+        experiment = replace(experiment, tuned=replace(experiment.tuned, reading="best"))
     names = chosen(protocol, options.arms)
     if not options.draw_only:
         Machine().join()
@@ -128,7 +134,7 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
                 data()
             if options.tune:
                 train(experiment.task, protocol, [arm.name for arm in protocol.groups[0]], options, data)
-                names = tune.chosen_group(finished(protocol, folder), protocol, experiment.tuned.by)
+                names = tune.chosen_group(finished(protocol, folder), protocol, experiment.tuned)
             train(experiment.task, protocol, names, options, data)
         records = finished(protocol, folder)
         if not records:
@@ -261,5 +267,5 @@ def draw_tuned(
     return [
         write_text(folder / "tuned.csv", frame.to_csv(index=False, float_format="%.5g")),
         write_text(folder / "verdict.md", said),
-        draw_tuning(base, tune.candidates(records, published.by), folder / "tuned.png", called, published.by),
+        draw_tuning(base, tune.candidates(records, published), folder / "tuned.png", called, published.by),
     ]

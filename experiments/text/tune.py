@@ -26,12 +26,14 @@ class Published:
         rate: base rate.
         multiplier: of QK.
         by: quantity of the validation split that chooses.
+        reading: after which epoch: "end", the last, as published; or "best", each run's best, as early stopping has it.
     """
 
     title: str
     rate: float
     multiplier: float
     by: str = "accuracy"
+    reading: str = "end"
 
 
 def whole(records: Sequence[Record]) -> list[Record]:
@@ -39,9 +41,9 @@ def whole(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if all(run["diverged_at"] is None for run in record["runs"])]
 
 
-def sharpest_of(records: Sequence[Record]) -> Record | None:
+def sharpest_of(records: Sequence[Record], reading: str = "end") -> Record | None:
     """The arm of least mean entropy on marked instances of the test split; None where it is not known of any whole arm."""
-    found = [(mean_of(values(record, "end", "test", "entropy_marked")), record) for record in whole(records)]
+    found = [(mean_of(values(record, reading, "test", "entropy_marked")), record) for record in whole(records)]
     known = [pair for pair in found if np.isfinite(pair[0])]
     return min(known, key=lambda pair: pair[0])[1] if known else None
 
@@ -55,9 +57,9 @@ def best_of(records: Sequence[Record], reading: str = "end", by: str = "accuracy
     return max(whole(records), key=score, default=None)
 
 
-def chosen_group(records: Sequence[Record], protocol: Protocol, by: str = "accuracy") -> list[str]:
+def chosen_group(records: Sequence[Record], protocol: Protocol, published: Published) -> list[str]:
     """Names of the arms to train after the base rates: QK multipliers at the rate that was chosen."""
-    base = best_of(base_of(records), by=by)
+    base = best_of(base_of(records), published.reading, published.by)
     return [] if base is None else [a.name for a in protocol.arms if a.qk != 1 and a.rate == base["arm"]["rate"]]
 
 
@@ -66,16 +68,16 @@ def base_of(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["arm"]["qk"] == 1]
 
 
-def candidates(records: Sequence[Record], by: str = "accuracy") -> list[Record]:
+def candidates(records: Sequence[Record], published: Published) -> list[Record]:
     """The chosen rate without a multiplier and with each; empty where no rate can be chosen."""
-    base = best_of(base_of(records), by=by)
+    base = best_of(base_of(records), published.reading, published.by)
     return [] if base is None else [record for record in records if record["arm"]["rate"] == base["arm"]["rate"]]
 
 
 def tuned_frame(records: Sequence[Record], published: Published) -> pd.DataFrame:
     """One row for each arm: accuracy by which it may be chosen, and the attention that the choice brings along (test)."""
-    by = published.by
-    chosen = [best_of(base_of(records), by=by), best_of(candidates(records, by), by=by)]
+    by, chooses = published.by, published.reading
+    chosen = [best_of(base_of(records), chooses, by), best_of(candidates(records, published), chooses, by)]
     rows = []
     for record in records:
         arm = record["arm"]
@@ -84,7 +86,7 @@ def tuned_frame(records: Sequence[Record], published: Published) -> pd.DataFrame
         row["chosen"] = any(record is one for one in chosen)
         row["published"] = arm["rate"] == published.rate and arm["qk"] in (1.0, published.multiplier)
         wanted = [(f"validation_accuracy_{reading}", reading, "validation", by) for reading in ("end", "best")]
-        wanted += [(name, "end", "test", name) for name in ("accuracy", *SHOWN)]
+        wanted += [(name, chooses, "test", name) for name in ("accuracy", *SHOWN)]
         for name, reading, split, quantity in wanted:
             mean, low, _ = (float(part) for part in confidence_interval(values(record, reading, split, quantity)))
             row |= {name: mean, f"{name}_ci": mean - low}
@@ -94,30 +96,32 @@ def tuned_frame(records: Sequence[Record], published: Published) -> pd.DataFrame
 
 def tuning_verdict(records: Sequence[Record], name: str, published: Published, called: Called = POSTS) -> str:
     """What the tuning chooses, beside what was published, and whether it would have chosen sharper attention."""
-    by = published.by
-    base = best_of(base_of(records), by=by)
+    by, chooses = published.by, published.reading
+    after = {"end": "after the last epoch", "best": "at each run's best epoch"}
+    base = best_of(base_of(records), chooses, by)
     if base is None:
         return f"**{published.title}, tuning ({name})**: every base rate has a run that diverged.\n"
-    other = best_of(base_of(records), "best", by)
-    early = "" if other is None else f"; at each run's best epoch it would be {other['arm']['rate']:g}"
+    instead = "best" if chooses == "end" else "end"
+    other = best_of(base_of(records), instead, by)
+    early = "" if other is None else f"; {after[instead]} it would be {other['arm']['rate']:g}"
     said = [
-        f"The base rate of best validation accuracy after the last epoch is {base['arm']['rate']:g} (published "
+        f"The base rate of best validation accuracy {after[chooses]} is {base['arm']['rate']:g} (published "
         f"{published.rate:g}){early}."
     ]
-    faster = [record for record in candidates(records, by) if record is not base]
-    best = best_of(faster, by=by)
+    faster = [record for record in candidates(records, published) if record is not base]
+    best = best_of(faster, chooses, by)
     if best is not None:
-        sharpest = sharpest_of(faster)
+        sharpest = sharpest_of(faster, chooses)
         no = "does not ask for a faster QK that could be told"
-        gain = change(best, base, by, split="validation")
+        gain = change(best, base, by, chooses, "validation")
         said += [
             f"Of QK multipliers at that rate the best is x{best['arm']['qk']:g} (published "
             f"x{published.multiplier:g}); its validation accuracy is {told(gain)} beside no multiplier, so that validation "
             f"{judged(gain, 'asks for a faster QK', no, no)}.",
-            f"Attention of that choice {claims(best, base, called=called)}.",
+            f"Attention of that choice {claims(best, base, chooses, called=called)}.",
         ]
         if sharpest is not None:
-            beside = told(change(sharpest, base, by, split="validation"))
+            beside = told(change(sharpest, base, by, chooses, "validation"))
             said.append(
                 f"Attention is sharpest (least entropy on {called.marked}) at x{sharpest['arm']['qk']:g}, where validation "
                 f"accuracy is {beside} beside no multiplier."
