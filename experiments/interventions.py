@@ -33,7 +33,7 @@ from experiments.records import (
     warn_of_replaced,
 )
 from qkdyn.config import as_dict, digest, main_guard, parse
-from qkdyn.errors import OutputError, reject
+from qkdyn.errors import DataError, OutputError, reject
 from qkdyn.figures import canvas
 from qkdyn.figures.interventions import draw_interventions
 from qkdyn.files import write_text
@@ -118,17 +118,19 @@ def train(config: Config, arms: Sequence[Arm], options: Options) -> None:
     """Have a record of each of these arms; those of a group that are not there yet are trained together."""
     settings = list(dict.fromkeys(arm.setting for arm in arms))
 
-    def ready() -> None:
-        for name in settings:
-            SETTINGS[name].ready(options.data)
+    def ready(names: Sequence[str] = settings) -> None:
+        for name in names:
+            try:
+                SETTINGS[name].ready(options.data)
+            except DataError as error:
+                others = " ".join(other for other in SETTINGS if other != name)
+                raise DataError(f"{error}; or leave {name} out: --settings {others}") from error
 
     own = {
         place.name: place for place in settle(places(config, options.folder), [a.name for a in arms], options, ready)
     }
     # What is wrong with data is said before work; finished records need none.
-    for name in settings:
-        if any(own[arm.name].read() is None for arm in arms if arm.setting == name):
-            SETTINGS[name].ready(options.data)
+    ready([name for name in settings if any(own[arm.name].read() is None for arm in arms if arm.setting == name)])
     with on_request() as request:
         for name in settings:
             for group in SETTINGS[name].groups([arm for arm in arms if arm.setting == name]):

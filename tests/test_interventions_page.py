@@ -88,6 +88,8 @@ def test_two_sentences_where_others_sharpen_too():
     assert "at least 50% of what the strongest ratio adds is reached by Adam and clipping of OV." in verdict
     assert "attention of 9 arms to within" in verdict and "the strongest takes 0.50 x the plain arm's" in verdict
     assert "clipping of OV 2.98 x for +0.300 at the same rates" in verdict
+    # Updates at rates of one's own are no price.
+    assert "Adam" not in verdict.split("price")[1]
     assert verdict.count(". ") == 1 and verdict.endswith(".")
     assert "| clipping of OV | +0.300 (2.98 x)" in text and "| Adam | +0.350 (1.00 x*)" in text
     assert "Adam, made CACO: attention 0.620 at r = 1, 0.870 with the rate of QK times 10, 0.630 with" in text
@@ -125,7 +127,8 @@ def test_all_diverged(gone):
     frame = arms_frame(records(diverged=gone))
     assert page(frame).splitlines()[2].startswith("**No run of an intervention can be compared with a plain one**")
     assert arms_table(frame).count("\n") == len(USUAL) + 2
-    draw_interventions(ranking(frame), by_rank(families(frame)))
+    figure = draw_interventions(ranking(frame), by_rank(families(frame)))
+    assert "no arm that reached the loss" in figure.axes[0].texts[-1].get_text()
 
 
 def test_a_few_arms():

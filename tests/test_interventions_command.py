@@ -1,0 +1,183 @@
+"""`make interventions` as a command: records taken up, groups, what is asked for, wrong input; arms and their records."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments import interventions
+from experiments.intervened import orthogonal
+from experiments.intervened.arms import Arm
+from experiments.intervened.schema import check_record
+from made_interventions import MadeSetting, made_arms, made_record
+from qkdyn import results
+from qkdyn.errors import ConflictError, DataError, InputError, Interrupted, OutputError
+from qkdyn.figures import canvas
+from qkdyn.interventions import Intervention, OnCircuit
+
+SGD = 6
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Two settings whose records are made."""
+    settings = {name: MadeSetting(name) for name in ("made", "other")}
+    monkeypatch.setattr(interventions, "SETTINGS", settings)
+    monkeypatch.setitem(interventions.PROTOCOLS, "quick", interventions.protocol(True))
+    # What is drawn is looked at in the tests of the page.
+    monkeypatch.setattr(interventions, "draw_interventions", lambda *_: canvas.new_figure(1, 1))
+    return settings
+
+
+def run(folder, *arguments):
+    return interventions.main(["--quick", "--out", str(folder), *arguments])
+
+
+def test_arms_leave_records_that_are_taken_up(made, tmp_path, capsys):
+    assert run(tmp_path, "--settings", "made", "--arms", "made-CACO-plain", "made-CACO-adam-1") == 0
+    assert made["made"].asked == [["made-CACO-plain"], ["made-CACO-adam-1"]]
+    assert run(tmp_path) == 0
+    # By groups: one optimizer each, without what is there already.
+    assert [len(group) for group in made["made"].asked[2:]] == [SGD - 1, 2]
+    assert [len(group) for group in made["other"].asked] == [SGD, 3]
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".csv", ".png", ".md")}
+    assert set(before) == {"verdict.md", "arms.md", "summary.csv", "interventions.png"}
+    assert run(tmp_path) == 0 and run(tmp_path, "--draw-only") == 0
+    assert len(made["made"].asked) == 4
+    assert before == {
+        path.name: path.read_bytes() for path in tmp_path.iterdir() if path.suffix in (".csv", ".png", ".md")
+    }
+    assert results.verify(tmp_path) == []
+    assert before["verdict.md"].decode() in capsys.readouterr().out
+    (tmp_path / "arms" / "made-CACO-plain.json").unlink()
+    assert run(tmp_path) == 0 and made["made"].asked[4:] == [["made-CACO-plain"]]
+
+
+def test_a_command_that_is_stopped_goes_on_where_it_was(made, tmp_path):
+    real = made["other"].train
+
+    def stopped(arms, work):
+        raise Interrupted("SIGTERM")
+
+    made["other"].train = stopped
+    with pytest.raises(Interrupted):
+        run(tmp_path)
+    assert len(list((tmp_path / "arms").glob("made-*.json"))) == len(made_arms()) and results.verify(tmp_path) != []
+    made["other"].train = real
+    assert run(tmp_path) == 0 and len(made["made"].asked) == 2 == len(made["other"].asked)
+
+
+def test_missing_data_are_said_before_any_work(made, tmp_path):
+    made["other"].missing = DataError("the files of other were not found")
+    with pytest.raises(DataError, match=r"were not found; or leave other out: --settings made$"):
+        run(tmp_path)
+    assert made["made"].asked == []
+    assert run(tmp_path, "--settings", "made") == 0
+    # What is finished needs no data.
+    made["other"].missing = None
+    assert run(tmp_path) == 0
+    made["other"].missing = DataError("gone")
+    assert run(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--settings", "squad"], InputError, "each of settings must be one of made, other, got 'squad'"),
+        (
+            ["--settings", "made", "--arms", "other-CACO-plain"],
+            InputError,
+            "one of the 9 arms of made, got 'other-CACO",
+        ),
+        (["--draw-only"], OutputError, "has no finished arm"),
+    ],
+)
+def test_wrong_options(made, tmp_path, arguments, error, message):
+    with pytest.raises(error, match=message):
+        run(tmp_path, *arguments)
+    assert made["made"].asked == []
+
+
+def test_a_record_of_other_settings_is_refused(made, tmp_path):
+    run(tmp_path, "--settings", "made")
+    path = tmp_path / "arms" / "made-CACO-ratio-10.json"
+    record = json.loads(path.read_text())
+    record["arm"]["eta_ov"] = 0.25
+    path.write_text(json.dumps(record))
+    with pytest.raises(ConflictError, match="eta_ov: 0.25 there, 0.5 here"):
+        run(tmp_path)
+
+
+def damaged(record, change):
+    record = json.loads(json.dumps(record))
+    change(record)
+    return record
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r: r["runs"][0].update(seed=9), "the seeds of runs"),
+        (lambda r: r["runs"][0].update(status="lost"), "seed 1: status"),
+        (lambda r: r["runs"][1].update(diverged_at=-1), "seed 2: diverged_at"),
+        (lambda r: r["runs"][1].update(diverged_at=3), "seed 2: diverged_at"),
+        (lambda r: r["runs"][0].update(end=[]), "seed 1: end"),
+        (lambda r: r["runs"][0]["matched"][0].update(level=0.3), "seed 1: matched: levels"),
+        (lambda r: r["runs"][0]["matched"].append(r["runs"][0]["matched"][0]), "seed 1: matched: levels"),
+        (lambda r: r["runs"][0]["matched"][0].update(attention=None), "seed 1: matched: attention"),
+        (lambda r: r["runs"][0]["matched"][0].update(accuracy="high"), "seed 1: matched: accuracy"),
+        (lambda r: r["runs"][0]["matched"][0].update(step=-2), "seed 1: matched: step"),
+        (lambda r: r["predicted"].append({"level": 0.1, "step": 4.0}), "predicted"),
+    ],
+)
+def test_what_a_record_must_hold(change, message):
+    arm = made_arms()[0]
+    record = made_record(arm)
+    check_record(record, arm)
+    with pytest.raises(ValueError, match=f"its {message}"):
+        check_record(damaged(record, change), arm)
+
+
+PLAIN = made_arms()[0]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"apart": (1.0, 2.0)}, "apart of the qk circuit must be 1, got 2.0; the single matrix of a collapsed circuit"),
+        ({"apart": (2.0, 1.0)}, "apart of the ov circuit must be 1"),
+        ({"apart": (1.0, 0.0)}, "each of apart must be a finite number > 0, got 0"),
+        ({"start": (-1.0, 1.0)}, "each of start must be a finite number > 0"),
+        ({"gain": (1.0, float("nan"))}, "each of gain must be a finite number > 0, got nan"),
+        ({"r": 0.0}, "r must be a finite number > 0"),
+        ({"eta_ov": float("inf")}, "eta_ov must be a finite number > 0"),
+        ({"levels": (0.1, 0.5)}, "levels must be decreasing losses"),
+        ({"levels": ()}, "levels must be decreasing losses, at least one"),
+        ({"seeds": (1, 1)}, "seeds must be distinct"),
+        ({"max_steps": 0}, "max_steps must be an integer >= 1"),
+        (
+            {"optimizer": "adam", "on": Intervention(OnCircuit(momentum=0.5))},
+            "momentum of the qk circuit must be 0 under",
+        ),
+    ],
+)
+def test_wrong_arms(changed, message):
+    with pytest.raises(InputError, match=message):
+        replace(PLAIN, **changed)
+
+
+def test_imbalance_is_of_factors():
+    assert replace(PLAIN, form="CAFO", apart=(2.0, 1.0)) and replace(PLAIN, form="FAFO", apart=(2.0, 3.0))
+
+
+def test_the_arms_of_the_orthogonal_setting():
+    arms = orthogonal.arms(False)
+    names = [arm.name for arm in arms]
+    assert len(set(names)) == len(names) and all(arm.seeds == (1234, 1235, 1236, 1237, 1238) for arm in arms)
+    assert {arm.r for arm in arms if arm.family == "ratio"} == {0.1, 1.0, 3.0, 10.0, 30.0, 100.0}
+    families = {form: {arm.family for arm in arms if arm.form == form} for form in ("CACO", "FAFO")}
+    # A single matrix has no factors.
+    assert families["FAFO"] - families["CACO"] == {"imbalance of QK", "imbalance of OV"}
+    assert sum(arm.name.endswith("-plain") for arm in arms) == 2 and len(families["FAFO"]) == 19
+    assert all(isinstance(arm, Arm) and len(arm.seeds) == 2 for arm in orthogonal.arms(True))
+    assert len(orthogonal.groups(arms)) == 4
