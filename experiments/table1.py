@@ -7,6 +7,7 @@ Expect:   one table for each data set (table1.md) and one figure: what a faster 
 """
 
 import functools
+import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.squad import published as squad
-from experiments.text import published as hatexplain
-from experiments.text import sva_published as sva
+from experiments.table1_sources import NOTEBOOKS, PAPER, DataSet, Protocol, data_sets
 from experiments.text.printed import Printed
 from qkdyn.config import main_guard
 from qkdyn.errors import InputError, OutputError
@@ -32,43 +31,11 @@ from qkdyn.results.frames import load_frame
 if TYPE_CHECKING:
     import pandas as pd
 
-PAPER, NOTEBOOKS = "paper", "notebooks"
 NONE = dict.fromkeys(("mean", "low", "high"), math.nan)
 CHANGES = ("change_mean", "change_low", "change_high")
 # As the paper names them. What is called test there is the validation split of HateXplain, and dev of SQuAD.
 COLUMNS = ("train performance", "test performance", "AC", "ACMC", "MRTA", "sufficiency", "comprehensiveness")
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """One protocol's records.
-
-    Attributes:
-        name: as the tables have it.
-        folder: of its results, below that of all.
-        arms: that stand beside the baseline and the faster arm, where these are none that were published.
-    """
-
-    name: str
-    folder: str
-    arms: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """One row of Table 1 (or of Table 5).
-
-    Attributes:
-        name: of the data set and model.
-        printed: all that was printed of it.
-        protocols: under which it was run.
-        instead: quantities of the controlled protocols in place of published ones that they do not measure.
-    """
-
-    name: str
-    printed: tuple[Printed, ...]
-    protocols: tuple[Protocol, ...]
-    instead: tuple[tuple[str, str], ...] = ()
+SPLITS = ("train", "validation", "dev", "test")
 
 
 @dataclass(frozen=True)
@@ -79,49 +46,11 @@ class Config:
     """Folder with hatexplain/, sva/ and squad/ in it."""
 
 
-def data_sets() -> tuple[DataSet, ...]:
-    """All of them, in the paper's order of tables."""
-
-    def published(folder: str, *more: Protocol, deeper: str = "") -> tuple[Protocol, ...]:
-        own = [Protocol(name, f"{folder}/{name.replace(' ', '_')}{deeper}") for name in ("as coded", "as written")]
-        return (*own, *more)
-
-    layers = tuple(
-        DataSet(
-            f"HateXplain, {n} layers",
-            hatexplain.printed(n),
-            (Protocol("as coded", f"hatexplain/as_coded-{n}layers"),),
-        )
-        for n in (2, 4)
-    )
-    controlled = Protocol("controlled", "hatexplain/controlled", ("baseline", "qk30"))
-    sentences = (
-        Protocol("as written, SGD", "sva/as_written_sgd"),
-        Protocol("controlled", "sva/controlled", ("baseline", "qk100")),
-        Protocol("controlled, all", "sva/controlled_all", ("baseline", "qk100")),
-    )
-    questions = (
-        Protocol("controlled, 5e-4", "squad/controlled", ("base", "base-qk20")),
-        Protocol("controlled, 5e-5", "squad/controlled", ("slow", "slow-qk20")),
-    )
-    return (
-        DataSet("SQuAD (ours: laptop scale)", squad.printed(), published("squad", *questions)),
-        DataSet(
-            "Subject-verb agreement",
-            sva.printed(),
-            published("sva", *sentences),
-            (("head_0_ac", "ac_all"), ("head_0_acmc", "acmc_all")),
-        ),
-        DataSet("HateXplain", hatexplain.printed(), published("hatexplain", controlled)),
-        *layers,
-    )
-
-
 class Results:
     """Tables below a folder, each read once."""
 
     def __init__(self, home: Path) -> None:
-        self.home, self.read = home, functools.cache(load_frame)
+        self.home, self.read, self.counts = home, functools.cache(load_frame), functools.cache(self._counts)
 
     def first(self, folder: str, table: str, numbers: Sequence[str], **wanted: str) -> dict[str, Any]:
         """Numbers of the first row that has these values; empty where there is none, or no such table.
@@ -141,6 +70,16 @@ class Results:
             frame = frame[frame[name] == value]
         return {} if frame.empty else dict(frame.iloc[0])
 
+    def _counts(self, folder: str) -> str:
+        """How many instances of each split the records there are of; empty where there is none."""
+        for path in sorted((self.home / folder / "arms").glob("*.json")):
+            try:
+                known = json.loads(path.read_bytes())["data"]
+                return ", ".join(f"{split} {known[split]:,}" for split in SPLITS if split in known)
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise OutputError(f"cannot read {path} ({type(error).__name__}); run its command again") from error
+        return ""
+
 
 def run(config: Config) -> "pd.DataFrame":
     """One row for each data set, arm, column and source: the paper, the notebooks, and each protocol; blank where not run.
@@ -152,6 +91,7 @@ def run(config: Config) -> "pd.DataFrame":
 
     home = Results(Path(config.results))
     frame = pd.DataFrame([row for data in data_sets() for row in _rows(data, home)])
+    frame = frame.reindex(columns=frame.columns.union(CHANGES, sort=False))
     if not frame.loc[~frame["source"].isin((PAPER, NOTEBOOKS)), "mean"].notna().any():
         raise OutputError(
             f"{config.results} has no results of HateXplain, SVA or SQuAD; run make hatexplain, sva or squad first, or name by "
@@ -164,12 +104,19 @@ def _rows(data: DataSet, home: Results) -> Iterator[dict[str, Any]]:
     for arm in ("baseline", "faster"):
         tables = [line for line in data.printed if line.source.startswith("Table") and line.arm == arm]
         for name, line in zip(COLUMNS, tables, strict=True):
-            head = {"data": data.name, "arm": arm, "column": name, "split": line.split, "quantity": line.quantity}
-            yield head | {"source": PAPER, "reading": line.reading} | _interval(line)
-            again = next((own for own in data.printed if own.source.startswith("notebook") and _same(own, line)), None)
-            yield head | {"source": NOTEBOOKS, "reading": line.reading} | (_interval(again) if again else NONE)
+            head = {"data": data.name, "arm": arm, "column": name, "split": line.split, "instances": data.instances}
+            for source, faster, own in zip((PAPER, NOTEBOOKS), data.faster, (line, _again(data, line)), strict=True):
+                row = head | {"source": source, "quantity": line.quantity, "reading": line.reading, "faster": faster}
+                row |= {"of": data.of, "note": "" if own is None else own.note}
+                yield row | (NONE if own is None else _interval(own))
             for protocol in data.protocols:
-                yield head | {"source": protocol.name} | _ours(data, protocol, line, home)
+                own = head | {"source": protocol.name, "faster": protocol.faster, "of": home.counts(protocol.folder)}
+                yield own | _ours(data, protocol, line, home)
+
+
+def _again(data: DataSet, line: Printed) -> Printed | None:
+    """The same number as the notebooks have it."""
+    return next((own for own in data.printed if own.source.startswith("notebook") and _same(own, line)), None)
 
 
 def _same(own: Printed, line: Printed) -> bool:
@@ -187,23 +134,33 @@ def _interval(line: Printed) -> dict[str, float]:
 
 def _ours(data: DataSet, protocol: Protocol, line: Printed, home: Results) -> dict[str, Any]:
     """The same quantity of our runs, and how the faster arm changes it, by seed; blank where it was not run."""
-    own = dict(data.instead).get(line.quantity, line.quantity)
+    own = line.quantity
     if protocol.arms is None:
-        where = {"source": line.source, "arm": line.arm, "split": line.split, "quantity": line.quantity}
+        where = {"source": line.source, "arm": line.arm, "split": line.split, "quantity": own}
         names = ("ours", "ours_low", "ours_high")
         found = home.first(protocol.folder, "published.csv", names, **where)
         arm, reading = found.get("our_arm", ""), line.reading
     else:
+        own = dict(data.instead).get(own, own)
         baseline, faster = protocol.arms
         arm, reading, names = faster if line.arm == "faster" else baseline, "end", tuple(NONE)
         where = {"arm": arm, "reading": reading, "split": line.split, "quantity": own}
         found = home.first(protocol.folder, "summary.csv", names, **where)
-    row = NONE | {"reading": reading} | {part: found[name] for part, name in zip(NONE, names, strict=True) if found}
+    row = NONE | {"quantity": own, "reading": reading, "note": _differs(protocol, line, own, reading)}
+    row |= {part: found[name] for part, name in zip(NONE, names, strict=True) if found}
     if found and line.arm == "faster":
         where = {"arm": arm, "reading": reading, "split": line.split}
         changed = home.first(protocol.folder, "summary.csv", CHANGES, **where, quantity=own)
         row |= {name: changed[name] for name in CHANGES if changed}
     return row
+
+
+def _differs(protocol: Protocol, line: Printed, quantity: str, reading: str) -> str:
+    """How ours is read otherwise than was printed."""
+    said = [protocol.differs]
+    said += ["after the last epoch, printed: of each run's best"] if reading != line.reading else []
+    said += [f"{quantity} (mean of the heads), printed: {line.quantity}"] if quantity != line.quantity else []
+    return "; ".join(filter(None, said))
 
 
 def draw(frame: "pd.DataFrame", folder: Path) -> list[Path]:

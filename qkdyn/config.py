@@ -62,7 +62,8 @@ def parse(
 
     Args:
         protocols: frozen configs by name; the first is the default.
-        options: a frozen dataclass of what is not science (folder, devices); has the fields `protocol` and `quick`.
+        options: a frozen dataclass of what is not science (folder, devices); has the field `protocol`, and `quick` where
+            there is a quick one.
         argv: arguments without the program's name; None means those of this process.
         prog: the command, as the help shows it.
         description: one sentence for the help.
@@ -75,7 +76,8 @@ def parse(
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = [word for word in arguments if word not in ("-h", "--help")]
-    named, quick = _protocol(protocols, asked), "--quick" in arguments
+    named = _protocol(protocols, asked)
+    quick = "--quick" in arguments and hasattr(options, "quick")
     if quick and named not in (None, "quick"):
         reject("--protocol", named, "left out, or quick, beside --quick")
     name = "quick" if quick else next(iter(protocols)) if named is None else named

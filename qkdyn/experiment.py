@@ -22,13 +22,11 @@ TABLE = "summary.csv"
 
 
 @dataclass(frozen=True)
-class TableOptions:
-    """How it is run; no result depends on it."""
+class OneSizeOptions:
+    """How it is run; no result depends on it. For experiments of which no protocol is quick."""
 
     protocol: str = "reference"
     """Which of the protocols; --help lists them."""
-    quick: bool = False
-    """Short for --protocol quick."""
     out: Path | None = None
     """Folder for the results; default results/<name>, results/quick/<name> for the quick protocol, and a folder of its own in
     results/<name> for any other but the first."""
@@ -41,9 +39,22 @@ class TableOptions:
 
     def folder(self, name: str) -> Path:
         """Where the results of the experiment `name` go."""
-        quick = self.quick or self.protocol == "quick"
-        own = "" if quick or self.protocol == "reference" else self.protocol
-        return (self.out or Path("results") / ("quick" if quick else "") / name / own).absolute()
+        chosen = _chosen(self)
+        own = "" if chosen in ("quick", "reference") else chosen
+        return (self.out or Path("results") / ("quick" if chosen == "quick" else "") / name / own).absolute()
+
+
+@dataclass(frozen=True)
+class TableOptions(OneSizeOptions):
+    """How it is run, where one of the protocols is quick; no result depends on it."""
+
+    quick: bool = False
+    """Short for --protocol quick."""
+
+
+def _chosen(options: Any) -> str:
+    """The name of the protocol, by either way of saying quick."""
+    return "quick" if getattr(options, "quick", False) else options.protocol
 
 
 def refuse_other_protocol(protocols: Mapping[str, Any], options: Any, folder: Path) -> None:
@@ -51,7 +62,7 @@ def refuse_other_protocol(protocols: Mapping[str, Any], options: Any, folder: Pa
 
     Args:
         protocols: frozen configs by name.
-        options: has the fields `protocol` and `quick`.
+        options: has the field `protocol`, and `quick` where there is a quick one.
         folder: of the results.
 
     Raises:
@@ -61,7 +72,7 @@ def refuse_other_protocol(protocols: Mapping[str, Any], options: Any, folder: Pa
         theirs = json.loads((folder / "run.json").read_bytes())["config"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return
-    name = "quick" if options.quick else options.protocol
+    name = _chosen(options)
     for other, config in protocols.items():
         if other != name and config != protocols[name] and theirs == as_dict(config):
             raise ConflictError(
@@ -97,7 +108,8 @@ class TableExperiment:
         arguments = list(sys.argv[1:] if argv is None else argv)
         prog = f"python -m experiments.{self.name}"
         description = f"{self.doc.splitlines()[0]} Protocols: {', '.join(self.protocols)}."
-        options = TableOptions(protocol=next(iter(self.protocols)))
+        kind = TableOptions if "quick" in self.protocols else OneSizeOptions
+        options = kind(protocol=next(iter(self.protocols)))
         config, options = parse(self.protocols, options, arguments, prog=prog, description=description)
         folder = options.folder(self.name)
         if options.draw_only:
