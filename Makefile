@@ -9,10 +9,10 @@ ARGS ?=
 SCALE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad table1 theory bench examples notebook test lint types format check clean
+.PHONY: help setup sweep sweep-2proc step-size fig2 fig3 fig4 hatexplain sva squad table1 interventions theory bench examples notebook test lint types format check clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv with everything the project needs
 
@@ -54,6 +54,9 @@ squad: $(READY)  ## Table 1 on SQuAD: SCALE=laptop|full, ARGS="--protocol as_cod
 
 table1: $(READY)  ## Tables 1 and 4 to 6 whole, from the results of the three above: --results FOLDER
 	$(BIN)/python -m experiments.table1 $(ARGS)
+
+interventions: $(READY)  ## what sharpens attention beside the ratio of rates: ARGS="--settings orthogonal tokens hatexplain", --data FOLDER; results/interventions
+	$(BIN)/python -m experiments.interventions $(ARGS)
 
 theory: $(READY)  ## the paper's mathematics on numbers, one page of verdicts; results/theory
 	$(BIN)/python -m experiments.theory $(ARGS)

@@ -25,7 +25,7 @@ def made(monkeypatch):
     monkeypatch.setattr(interventions, "SETTINGS", settings)
     monkeypatch.setitem(interventions.PROTOCOLS, "quick", interventions.protocol(True))
     # What is drawn is looked at in the tests of the page.
-    monkeypatch.setattr(interventions, "draw_interventions", lambda *_: canvas.new_figure(1, 1))
+    monkeypatch.setattr(interventions, "draw_interventions", lambda *_: canvas.new_figure(1.0, 1.0))
     return settings
 
 
