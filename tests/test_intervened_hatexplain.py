@@ -181,7 +181,7 @@ def test_arms_are_adamw_with_names_of_their_own():
     assert ALL["gain-adamw"].gain == (1.0, 30.0) and ALL["gain-adamw"].r == 1.0 and "gain-sgd" not in ALL
     assert all(len(group) <= hatexplain.GROUP for group in hatexplain.groups(list(ALL.values())))
     quick = hatexplain.arms(True)
-    assert [arm.r for arm in quick] == [1.0, 30.0] and {arm.posts for arm in quick} == {1200}
+    assert [arm.r for arm in quick] == [1.0, 30.0] and {arm.posts for arm in quick} == {600}
     # Decay of the recipe, unless the arm chooses its own.
     assert hatexplain._with_decay(Intervention()).qk.decay == hatexplain.DECAY
     assert hatexplain._with_decay(ALL["decay-ov-10"].on).ov.decay == 10.0
