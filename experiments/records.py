@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -206,6 +206,39 @@ def opened(folder: Path, options: ArmOptions) -> Path:
     if options.draw_only and not folder.is_dir():
         raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
     return prepare_folder(folder)
+
+
+def refuse_undrawn_seeds(options: Any) -> None:
+    """Seeds beside --draw-only draw the folder of their own; where they have none it would pass over them.
+
+    Args:
+        options: with the fields of `ArmOptions`, seeds, folder, and `apart`: whether these seeds go to a folder of their own.
+
+    Raises:
+        InputError: they have no folder of their own; the message names that of the protocol.
+    """
+    folder = options.folder
+    if not (options.draw_only and options.seeds):
+        return
+    home = replace(options, seeds=()).folder
+    if options.apart and (folder == home or folder.is_dir()):
+        return
+    seeds = " ".join(map(str, options.seeds))
+    raise InputError(
+        f"--draw-only draws all that a folder holds, and --seeds {seeds} have "
+        + (
+            f"none of their own: there is no {folder}"
+            if options.apart
+            else "none of their own, but are in the protocol's"
+        )
+        + f"; leave out --seeds to draw all of {home}, or --draw-only to train them"
+    )
+
+
+def say_what_is_drawn(finished: Sequence[str], asked: Sequence[str], what: str = "arms") -> None:
+    """One line where more is drawn than was asked for: all that a folder has is drawn, whatever a command names."""
+    if others := [name for name in finished if name not in asked]:
+        print(f"Drawn are all finished {what} of the folder, also {', '.join(others)}.")
 
 
 def kept(places: Sequence[RecordPlace], chosen: Collection[str], options: ArmOptions) -> list[RecordPlace]:

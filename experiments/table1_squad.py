@@ -21,7 +21,18 @@ from typing import Any, ClassVar
 
 import tyro
 
-from experiments.records import ArmOptions, Record, RecordPlace, kept, opened, refuse_others, settle, warn_of_replaced
+from experiments.records import (
+    ArmOptions,
+    Record,
+    RecordPlace,
+    kept,
+    opened,
+    refuse_others,
+    refuse_undrawn_seeds,
+    say_what_is_drawn,
+    settle,
+    warn_of_replaced,
+)
 from experiments.squad import arms, cost, tables
 from experiments.squad.arms import Protocol
 from experiments.squad.data import load
@@ -59,7 +70,7 @@ PROTOCOLS = {name: Config(arms.protocol(name)) for name in ("controlled", "as_co
 class Options(ArmOptions):
     """How it is run; no result depends on it but by what is asked for."""
 
-    undrawn: ClassVar[tuple[str, ...]] = (*ArmOptions.undrawn, "arms", "seeds", "data")
+    undrawn: ClassVar[tuple[str, ...]] = (*ArmOptions.undrawn, "arms", "data")
 
     protocol: str = "controlled"
     """One of: controlled, as_coded, as_written, quick."""
@@ -68,7 +79,8 @@ class Options(ArmOptions):
     arms: tuple[str, ...] = ()
     """Only these arms, by the names of experiments/squad/arms.py; default all of the protocol."""
     seeds: tuple[int, ...] = ()
-    """Only these seeds of the protocol's; default all."""
+    """Only these seeds of the protocol's, default all; if one is none of the protocol's, these in place of them, into a
+    folder of their own, which beside --draw-only is drawn."""
     tune: bool = False
     """The paper's tuning instead: a base rate by selection, then a multiplier of QK at that rate."""
     data: Path | None = None
@@ -83,21 +95,39 @@ class Options(ArmOptions):
         if self.tune:
             own = "tune" if own == "controlled" else f"{own}-tune"
         own += f"-{self.scale}" if self.scale != "laptop" else ""
+        own += "".join(f"-{seed}" for seed in self.seeds if self.apart)
         return (self.out or Path("results") / ("quick" if self.is_quick else "squad") / own).absolute()
 
+    @property
+    def apart(self) -> bool:
+        """Whether the results go to a folder of these seeds: the protocol lacks one of them."""
+        return bool(set(self.seeds) - set(scaled(self).seeds))
 
-def prepared(protocol: Protocol, options: Options) -> Protocol:
-    """The protocol at the scale that is asked for, with the vectors that are named.
+
+def scaled(options: Options) -> Protocol:
+    """The protocol at the scale that is asked for.
 
     Raises:
-        InputError: another scale. DataError: the file of vectors cannot be read.
+        InputError: another scale.
     """
     if options.scale not in arms.SCALES:
         reject("scale", options.scale, "one of " + ", ".join(arms.SCALES))
     if options.is_quick and options.scale != "laptop":
         reject("scale", options.scale, "left out beside the quick protocol, which has one size")
     if options.scale != "laptop":
-        protocol = arms.protocol(options.protocol, options.scale)
+        return arms.protocol(options.protocol, options.scale)
+    return PROTOCOLS["quick" if options.is_quick else options.protocol].trained
+
+
+def prepared(options: Options) -> Protocol:
+    """The protocol at the scale, with the seeds and the vectors that are named.
+
+    Raises:
+        InputError: another scale, or seeds that are none. DataError: the file of vectors cannot be read.
+    """
+    protocol = scaled(options)
+    if options.apart:
+        protocol = replace(protocol, seeds=options.seeds)
     if options.vectors is not None:
         protocol = replace(protocol, recipe=replace(protocol.recipe, vectors=sha256(options.vectors)))
     return protocol
@@ -107,17 +137,13 @@ def chosen(protocol: Protocol, options: Options) -> list[Run]:
     """The runs of these arms and seeds, or of all where none are named.
 
     Raises:
-        InputError: there is no such arm or seed.
+        InputError: there is no such arm.
     """
-    known: tuple[tuple[str, tuple[Any, ...], list[Any]], ...] = (
-        ("arms", options.arms, [arm.name for arm in protocol.arms]),
-        ("seeds", options.seeds, list(protocol.seeds)),
-    )
-    for what, asked, there in known:
-        for one in asked:
-            if one not in there:
-                reject(f"each of {what}", one, "one of " + ", ".join(map(str, there)))
-    names, seeds = (set(asked or there) for _, asked, there in known)
+    known = [arm.name for arm in protocol.arms]
+    for name in options.arms:
+        if name not in known:
+            reject("each of arms", name, "one of " + ", ".join(known))
+    names, seeds = set(options.arms or known), set(options.seeds or protocol.seeds)
     return [run for run in protocol.runs if run.arm.name in names and run.seed in seeds]
 
 
@@ -212,8 +238,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     prog, description = "python -m experiments.table1_squad", (__doc__ or "").splitlines()[0]
-    config, options = parse(PROTOCOLS, Options(), arguments, prog=prog, description=description)
-    protocol, folder = prepared(config.trained, options), options.folder
+    _, options = parse(PROTOCOLS, Options(), arguments, prog=prog, description=description)
+    protocol, folder = prepared(options), options.folder
     if options.tune:
         if options.arms or options.seeds:
             reject(
@@ -221,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         rates, faster = arms.tuning(protocol)
         protocol = replace(rates, arms=(*rates.arms, *faster.arms))
+    refuse_undrawn_seeds(options)
     runs = chosen(protocol, options)
     if not options.draw_only:
         Machine().join()
@@ -257,6 +284,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         files.append(write_manifest(record, folder))
     if not options.tune:
         tables.show(records, protocol, name)
+        if not options.draw_only:
+            own = [f"{record['arm']['name']}-{record['arm']['seed']}" for record in records]
+            say_what_is_drawn(own, [run.name for run in runs], "runs")
     print((folder / "verdict.md").read_text())
     print("\n".join(map(str, files)))
     return 0

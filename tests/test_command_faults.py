@@ -20,7 +20,7 @@ from experiments.squad.recipe import Recipe as SquadRecipe
 from experiments.text import arms, train
 from experiments.text.recipe import Recipe, TextArm
 from qkdyn import results
-from qkdyn.config import as_dict
+from qkdyn.config import as_dict, main_guard
 from qkdyn.errors import ConflictError, DataError, Interrupted, OutputError
 from qkdyn.train.interrupt import Request
 from qkdyn.train.store import open_store
@@ -93,7 +93,6 @@ def content(folder):
     [
         (table1, ["--arms", "baseline"], "takes no --arms"),
         (table1_squad, ["--arms", "base"], "takes no --arms"),
-        (table1_squad, ["--seeds", "1"], "takes no --seeds"),
         (fig2, ["--arms", "CACO-0.01"], "takes no --arms"),
         (fig3, ["--checkpoint-seconds", "1"], "takes no --checkpoint-seconds"),
         (sweep, ["--fresh"], "takes no --fresh"),
@@ -105,6 +104,29 @@ def test_what_drawing_would_pass_over_is_refused(module, arguments, told, tmp_pa
     with pytest.raises(SystemExit, match="2"):
         module.main(["--quick", "--draw-only", *arguments, "--out", str(tmp_path / "x")])
     assert told in " ".join(capsys.readouterr().err.replace("│", " ").split()) and not (tmp_path / "x").exists()
+
+
+def test_seeds_are_drawn_from_their_own_folder_or_not_at_all(made, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    home = tmp_path / "results/quick" / ("hatexplain" if made.module is table1 else "squad")
+    made.module.main(["--quick"])
+    before, count = content(home), len(made.calls)
+    # Seed 1 is the protocol's, and recorded in its folder; nothing was recorded of seed 7.
+    for seed in ("1", "7"):
+        assert main_guard(lambda seed=seed: made.module.main(["--quick", "--draw-only", "--seeds", seed])) == 2
+        told = capsys.readouterr().err
+        assert f"--seeds {seed} have none of their own" in told and f"leave out --seeds to draw all of {home}," in told
+    made.module.main(["--quick", "--seeds", "7"])
+    trained = len(made.calls)
+    assert trained > count and made.module.main(["--quick", "--draw-only", "--seeds", "7"]) == 0
+    assert len(made.calls) == trained and content(home) == before
+
+
+def test_that_all_finished_arms_are_drawn_is_said(text, tmp_path, capsys):
+    text.module.main(["--quick", "--out", str(tmp_path), "--arms", "baseline"])
+    assert "Drawn are" not in capsys.readouterr().out
+    text.module.main(["--quick", "--out", str(tmp_path), "--arms", "qk30"])
+    assert "Drawn are all finished arms of the folder, also baseline." in capsys.readouterr().out
 
 
 def test_data_that_are_named_are_looked_at_though_all_is_trained(made, tmp_path, monkeypatch):

@@ -138,6 +138,33 @@ def test_runs_leave_records_that_are_taken_up(calls, tmp_path, capsys):
     assert run(tmp_path, "--fresh", "--seeds", "3") == 0 and calls[8:] == ["load", "base-3", "base-qk20-3"]
 
 
+def test_other_seeds_than_the_protocols_have_records_of_their_own(calls, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert table1.main(["--quick", "--seeds", "2"]) == 0 and calls == ["load", "base-2", "base-qk20-2"]
+    first = drawn(tmp_path / "results/quick/squad")
+    assert table1.main(["--quick", "--seeds", "2", "9"]) == 0
+    assert calls[3:] == ["load", "base-2", "base-qk20-2", "base-9", "base-qk20-9"]
+    own = tmp_path / "results/quick/squad-2-9"
+    assert sorted(path.stem for path in (own / "arms").iterdir()) == ["base-2", "base-9", "base-qk20-2", "base-qk20-9"]
+    assert first == drawn(tmp_path / "results/quick/squad")
+    # The same run is the same record, whichever folder it is in.
+    digests = [json.loads((home / "arms/base-2.json").read_text())["digest"] for home in (own, own.parent / "squad")]
+    assert digests[0] == digests[1]
+    before = drawn(own)
+    (own / "summary.csv").unlink()
+    assert table1.main(["--quick", "--seeds", "2", "9", "--draw-only"]) == 0 and drawn(own) == before
+    assert main_guard(lambda: table1.main(["--quick", "--seeds", "8", "--draw-only"])) == 2
+    told = capsys.readouterr().err
+    assert "there is no" in told and "squad-8; leave out --seeds to draw all of" in told
+
+
+def test_that_more_is_drawn_than_was_asked_for_is_said(calls, tmp_path, capsys):
+    run(tmp_path, "--arms", "base", "--seeds", "1")
+    assert "Drawn are" not in capsys.readouterr().out
+    run(tmp_path, "--arms", "base-qk20", "--seeds", "1")
+    assert "Drawn are all finished runs of the folder, also base-1." in capsys.readouterr().out
+
+
 def test_a_signal_loses_no_finished_run(calls, tmp_path, monkeypatch):
     whole = table1.train_run
 
@@ -194,7 +221,12 @@ def test_records_of_other_settings_or_data_are_refused(calls, tmp_path, monkeypa
     "arguments, told",
     [
         (["--arms", "qk31"], "each of arms must be one of base, base-qk20, got 'qk31'"),
-        (["--seeds", "9"], "each of seeds must be one of 1, 2, 3, got 9"),
+        (["--seeds", "-9"], "each of seeds must be an integer >= 0, got -9"),
+        (["--seeds", "9", "9"], "seeds must be at least one seed, all different"),
+        (
+            ["--draw-only", "--seeds", "1"],
+            "--seeds 1 have none of their own, but are in the protocol's; leave out --seeds",
+        ),
         (["--scale", "huge"], "scale must be one of laptop, full"),
         (["--scale", "full"], "scale must be left out beside the quick protocol"),
         (["--tune", "--arms", "base"], "--arms and --seeds must be left out beside --tune"),
@@ -213,6 +245,11 @@ def test_where_results_go(tmp_path):
 
     assert folder() == "results/squad/controlled" and folder(quick=True) == "results/quick/squad"
     assert folder(protocol="as_coded", scale="full") == "results/squad/as_coded-full"
+    # Seeds of the protocol go to its folder; others, in place of them, to their own.
+    assert folder(protocol="as_coded", seeds=(1234,)) == "results/squad/as_coded"
+    assert folder(protocol="as_coded", seeds=(1235, 1234)) == "results/squad/as_coded-1235-1234"
+    assert folder(protocol="as_coded", scale="full", seeds=(1235,)) == "results/squad/as_coded-full"
+    assert folder(quick=True, seeds=(1235,)) == "results/quick/squad-1235"
     assert folder(tune=True) == "results/squad/tune" and folder(tune=True, scale="full") == "results/squad/tune-full"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from experiments.squad.recipe import Recipe, Run
 from experiments.text.arms import Comparison
-from experiments.text.recipe import TextArm
+from experiments.text.recipe import TextArm, check_seeds
 from qkdyn.errors import reject
 
 # The published rates: of all parameters, in the faster arm a tenth of it with QK x20; of W_E always a tenth.
@@ -76,9 +76,10 @@ class Protocol:
     published: bool = False
 
     def __post_init__(self) -> None:
-        for what, values in (("arms", [arm.name for arm in self.arms]), ("seeds", self.seeds)):
-            if not values or len(set(values)) < len(values):
-                reject(what, values, "at least one, all different")
+        names = [arm.name for arm in self.arms]
+        if not names or len(set(names)) < len(names):
+            reject("arms", names, "at least one, all different")
+        check_seeds(self.seeds)
 
     @property
     def reading(self) -> str:

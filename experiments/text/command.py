@@ -17,6 +17,8 @@ from experiments.records import (
     kept,
     opened,
     refuse_others,
+    refuse_undrawn_seeds,
+    say_what_is_drawn,
     settle,
     take_up_together,
     warn_of_replaced,
@@ -61,7 +63,7 @@ class TextOptions(ArmOptions):
     arms: tuple[str, ...] = ()
     """Only these arms, by their names; default all of the protocol."""
     seeds: tuple[int, ...] = ()
-    """These seeds in place of the protocol's, into a folder of their own."""
+    """These seeds in place of the protocol's, into a folder of their own; beside --draw-only that folder is drawn."""
     tune: bool = False
     """The paper's tuning instead: a base rate by validation, then a multiplier of QK at that rate."""
     early: bool = False
@@ -77,6 +79,11 @@ class TextOptions(ArmOptions):
             own = ("tune" if own == "controlled" else f"{own}-tune") + ("-early" if self.early else "")
         own += self.suffix + "".join(f"-{seed}" for seed in self.seeds)
         return (self.out or Path("results") / ("quick" if self.is_quick else self.home) / own).absolute()
+
+    @property
+    def apart(self) -> bool:
+        """Whether the results go to a folder of these seeds."""
+        return bool(self.seeds)
 
     @property
     def suffix(self) -> str:
@@ -110,6 +117,7 @@ class Experiment:
 def run(experiment: Experiment, protocol: Protocol, options: TextOptions, arguments: Sequence[str]) -> int:
     """Train what is missing, draw everything, write a manifest, print the verdict."""
     folder = options.folder
+    refuse_undrawn_seeds(options)
     if options.seeds:
         protocol = replace(protocol, recipe=replace(protocol.recipe, seeds=options.seeds))
     if options.tune:
@@ -154,6 +162,8 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
         )
         files.append(write_manifest(record, folder))
     tables.show(records, protocol, experiment.quantities, experiment.shown)
+    if options.arms:
+        say_what_is_drawn([record["arm"]["name"] for record in records], names)
     print((folder / "verdict.md").read_text())
     print("\n".join(map(str, files)))
     return 0

@@ -30,6 +30,17 @@ class Fixed:
     epoch_size: int | None = None
 
 
+def check_seeds(seeds: Any) -> None:
+    """Raise InputError unless these are seeds, at least one and all different."""
+    if not isinstance(seeds, tuple) or not seeds:
+        reject("seeds", seeds, "a tuple of at least one seed, all different")
+    for seed in seeds:
+        if check_count("each of seeds", seed, minimum=0) > LARGEST_SEED:
+            reject("each of seeds", seed, f"an integer from 0 to {LARGEST_SEED}")
+    if len(set(seeds)) != len(seeds):
+        reject("seeds", seeds, "at least one seed, all different")
+
+
 @dataclass(frozen=True)
 class Recipe(Fixed):
     """What all arms of a protocol share.
@@ -123,13 +134,7 @@ class Recipe(Fixed):
             check_positive("clip", self.clip)
         _check_names("undecayed", self.undecayed, GROUPS)
         _check_names("apart", self.apart, self._parameters())
-        if not isinstance(self.seeds, tuple) or not self.seeds:
-            reject("seeds", self.seeds, "a tuple of at least one seed, all different")
-        for seed in self.seeds:
-            if check_count("each of seeds", seed, minimum=0) > LARGEST_SEED:
-                reject("each of seeds", seed, f"an integer from 0 to {LARGEST_SEED}")
-        if len(set(self.seeds)) != len(self.seeds):
-            reject("seeds", self.seeds, "at least one seed, all different")
+        check_seeds(self.seeds)
 
     def passes(self, posts: int) -> int:
         """Passes over so many training posts in an epoch: about as many updates as `epoch_size` posts would give."""
