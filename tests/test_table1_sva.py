@@ -11,6 +11,7 @@ import pytest
 import made_records
 from experiments import table1_sva as table1
 from experiments.text import command, sva_arms, sva_closely, sva_published, sva_tables, sva_verdict
+from experiments.text import said as said_of
 from experiments.text.arms import Comparison, Protocol
 from experiments.text.recipe import TextArm
 from experiments.text.task import SVA
@@ -18,7 +19,7 @@ from qkdyn import results
 from qkdyn.config import main_guard
 from qkdyn.figures import sva as figures
 from qkdyn.figures.sva import draw_agreement, draw_first_head, draw_heads
-from qkdyn.figures.text_records import value_of
+from qkdyn.figures.text_records import SENTENCES, value_of
 
 SEEDS = (1, 2, 3)
 
@@ -254,6 +255,19 @@ def test_answering_one_label_more_often_is_not_being_right_more_often(controlled
     assert "VBP less often right and" not in said and "VBZ is answered more" in sva_verdict.helped(base, biased)
 
 
+def test_arms_that_differ_in_no_digit_are_said_not_to_differ_in_a_sentence(controlled):
+    base = next(record for record in controlled[0] if record["arm"]["name"] == "baseline")
+    other = copy.deepcopy(base) | {"arm": base["arm"] | {"name": "qk100"}}
+    said = [*said_of.pair(base, other, SENTENCES), sva_closely._by_label(other, base, ["0", "1"])]
+    assert not any("0.0000 [" in line for line in said)
+    assert "attention of QK x100 does not differ to four decimals in entropy, mass of the top 20%" in said[0]
+    assert "do not differ to four decimals" in said[3] and "VBP do not differ to four decimals" in said[-1]
+    # One that does differ is told, by its number.
+    for own in other["runs"]:
+        own["end"]["test"]["auprc"] += 0.0002
+    assert "and MRTA (AUPRC +0.0002 [0.0002, 0.0002])" in said_of.pair(base, other, SENTENCES)[0]
+
+
 def test_accuracy_by_attractors_is_balanced_and_by_label(controlled, monkeypatch):
     records, protocol = controlled
     text = sva_verdict.verdict(records, protocol, "controlled")
@@ -265,7 +279,7 @@ def test_accuracy_by_attractors_is_balanced_and_by_label(controlled, monkeypatch
     assert (
         "VBZ 0.920 [0.895, 0.945], 0.820 [0.795, 0.845], 0.520 [0.495, 0.545] (of 6, 3, 2 sentences); VBP 0.900" in text
     )
-    assert "QK x100 beside the baseline, accuracy for 0: balanced +0.0000" in text.replace("-0.0000", "+0.0000")
+    assert "QK x100 beside the baseline, accuracy for 0: balanced, VBZ, VBP do not differ to four decimals." in text
 
 
 def test_masses_are_said_to_be_of_the_sentences_whose_nouns_have_known_places(controlled):
@@ -289,7 +303,8 @@ def test_the_verdict_says_what_the_intervals_say(controlled, monkeypatch):
         for line in own["end"]["test"]["agreement"][:3]:
             line["accuracy"] += 0.3
     assert "more often right, gaining less with them than without" in sva_verdict.helped(easy, base)
-    assert sva_verdict.helped(base, base).count("that could be told") == 2
+    same = sva_verdict.helped(base, base)
+    assert same.startswith("does not differ from the baseline to four decimals") and "0.0000" not in same
     assert sva_verdict.where_to(base).endswith("favours attractors over the subject")
     assert sva_verdict.where_to(qk).endswith("favours the subject over attractors")
     assert "0.100 [0.100, 0.100] on attractors (uniform 0.100)" in sva_verdict.where_to(qk)

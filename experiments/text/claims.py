@@ -97,6 +97,11 @@ def told(found: Estimate, sign: bool = True) -> str:
     return f"{found.mean:{'+' if sign else ''}.{digits}f}{ends}{fewer}"
 
 
+def alike(*found: Estimate) -> bool:
+    """Whether means and ends of all of these differences are 0 in every digit that `told` has."""
+    return all(abs(own.mean) < 5e-5 and np.all(np.abs(np.nan_to_num(own[1:3])) < 5e-5) for own in found)
+
+
 def judged(found: Estimate, rises: str, falls: str, neither: str) -> str:
     """Which of the three the interval supports."""
     return rises if found.low > 0 else falls if found.high < 0 else neither
@@ -118,6 +123,12 @@ def claims(
     entropy, top, head, head_top, mrta, auprc = (change(other, first, name, reading, split, level) for name in names)
     if not np.isfinite(entropy.mean):
         return "cannot be read there"
+    of_heads = (head, head_top) if np.isfinite(head.mean) else ()
+    if alike(entropy, top, mrta, *of_heads):
+        same = ["entropy", "mass of the top 20%", *(["both of single heads"] if of_heads else [])]
+        if alike(auprc):
+            return f"does not differ to four decimals in {', '.join(same)}, MRTA and AUPRC"
+        return f"does not differ to four decimals in {', '.join(same)} and MRTA (AUPRC {told(auprc)})"
     sharpness = f"entropy {told(entropy)} nats, mass of the top 20% {told(top)}"
     if np.isfinite(head.mean):
         whose = f", all {called.every}," if called.marked != called.every else ""

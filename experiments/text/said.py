@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from experiments.text.arms import Protocol
-from experiments.text.claims import UNITS, change, claims, effect, estimate, names_of, told
+from experiments.text.claims import UNITS, alike, change, claims, effect, estimate, names_of, told
 from experiments.text.collapsed import without_collapsed
 from experiments.text.printed import met, ours_of, printed_line, printed_of
 from experiments.text.readings import Record, matched_level, values
@@ -86,10 +86,12 @@ def pair(first: Record, other: Record, called: Called) -> list[str]:
     """Two arms: where they end, at the best validation epoch, and where the training loss is equal."""
     names = names_of(called)
     name, level = words(other["arm"]["name"]), matched_level([first, other])
-    parts = ", ".join(
-        f"{names[q]} {told(change(other, first, q))}" for q in ("accuracy", "comprehensiveness", "sufficiency")
-    )
-    best = told(change(other, first, "accuracy", "best"))
+    rest = {names[q]: change(other, first, q) for q in ("accuracy", "comprehensiveness", "sufficiency")}
+    parts = ", ".join(f"{called} {told(own)}" for called, own in rest.items())
+    if alike(*rest.values()):
+        parts = f"{', '.join(rest)} do not differ to four decimals"
+    at_best = change(other, first, "accuracy", "best")
+    best = "equal to four decimals" if alike(at_best) else told(at_best)
     early = claims(other, first, "best", called=called)
     return [
         f"Beside the {first['arm']['name']}, attention of {name} {claims(other, first, called=called)}.",

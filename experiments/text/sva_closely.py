@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.text.claims import Estimate, change, estimate, judged, told
+from experiments.text.claims import Estimate, alike, change, estimate, judged, told
 from experiments.text.readings import Record
 from experiments.text.sva_tables import NUMBERS, cell, count, of_heads, ranked, rule
 from qkdyn.figures.sva import FEWEST
@@ -72,6 +72,8 @@ def _by_label(record: Record, first: Record, numbers: Sequence[str]) -> str:
         label: [change(record, first, f"accuracy@{group}:{label}") for group in numbers]
         for label in ("balanced", *LABELS)
     }
+    if alike(*(each for own in changes.values() for each in own)):
+        return f"{', '.join(changes)} do not differ to four decimals"
     said = [f"{label} {', '.join(map(told, own))}" for label, own in changes.items()]
     pairs = zip(numbers, changes[LABELS[0]], changes[LABELS[1]], strict=True)
     opposite = [group for group, *own in pairs if apart(*own)]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.text.arms import BASELINE, Protocol
-from experiments.text.claims import change, estimate, judged, told
+from experiments.text.claims import alike, change, estimate, judged, told
 from experiments.text.collapsed import collapsed_in_short, collapsed_lines
 from experiments.text.effects import effects_frame
 from experiments.text.readings import MAIN, Record, values
@@ -105,6 +105,11 @@ def helped(other: Record, first: Record) -> str:
     if not np.isfinite(hard.mean):
         return "not known"
     pooled, *each = (change(other, first, f"accuracy@1+{label}") for label in ("", ":VBZ", ":VBP"))
+    if alike(entropy, plain, hard, pooled, *each):
+        return (
+            f"does not differ from the {words(first['arm']['name'])} to four decimals, neither in entropy nor, with them or "
+            "without, in balanced accuracy, that of each label or that of both pooled"
+        )
     labels = ", ".join(f"{label} {told(own)}" for label, own in zip(LABELS, each, strict=True))
     numbers = (
         f"entropy of all sentences {told(entropy)} nats, balanced accuracy {told(hard)} with them and {told(plain)} "
