@@ -7,13 +7,14 @@ import pytest
 
 from experiments import interventions
 from experiments.intervened import orthogonal
-from experiments.intervened.arms import Arm
+from experiments.intervened.arms import Arm, Strengths, cases
 from experiments.intervened.schema import check_record
 from made_interventions import MadeSetting, made_arms, made_record
 from qkdyn import results
 from qkdyn.errors import ConflictError, DataError, InputError, Interrupted, OutputError
 from qkdyn.figures import canvas
 from qkdyn.interventions import Intervention, OnCircuit
+from qkdyn.parameterization import Parameterization
 
 SGD = 6
 
@@ -168,6 +169,13 @@ def test_wrong_arms(changed, message):
 
 def test_imbalance_is_of_factors():
     assert replace(PLAIN, form="CAFO", apart=(2.0, 1.0)) and replace(PLAIN, form="FAFO", apart=(2.0, 3.0))
+
+
+def test_there_are_no_arms_of_imbalance_where_it_means_nothing():
+    strengths = Strengths(ratios=(1.0,), factors_qk=(2.0,), factors_ov=(3.0,))
+    for form, families in (("CACO", set()), ("CAFO", {"imbalance of OV"}), ("FACO", {"imbalance of QK"})):
+        found = {case["family"] for case in cases(strengths, 1.0, Parameterization(form))}
+        assert found - {"ratio", "gradient of QK rescaled"} == families
 
 
 def test_the_arms_of_the_orthogonal_setting():

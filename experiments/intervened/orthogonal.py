@@ -128,8 +128,7 @@ class Probe:
 def start(arm: Arm) -> Params:
     """Parameters at step 0: on the ansatz, products scaled, factors out of balance."""
     params = on_ansatz(TASK.directions(), arm.form, mu_ov=START[0], mu_qk=START[1])
-    scaled = jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * multiple(arm, path[-1].key), params)
-    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), scaled)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf * multiple(arm, path[-1].key), params)
 
 
 def train(arms: Sequence[Arm], work: Work) -> dict[str, Record]:

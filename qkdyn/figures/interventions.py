@@ -86,8 +86,9 @@ def _panel(axes: Any, own: "pandas.DataFrame", families: "list[str]") -> Any:
 def _key() -> list[Any]:
     from matplotlib.lines import Line2D
 
-    dot = {"linestyle": "", "color": "#888888"}
     return [
-        Line2D([], [], marker="o", markersize=6, label="one arm, 95% interval over seeds", **dot),
+        Line2D(
+            [], [], marker="o", markersize=6, linestyle="", color="#888888", label="one arm, 95% interval over seeds"
+        ),
         Line2D([], [], marker="x", markersize=5, linestyle="", color=canvas.INK, label="theory"),
     ]

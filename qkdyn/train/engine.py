@@ -97,7 +97,7 @@ def start_runs(initial: Start, runs: Run, job: Job) -> RunState:
     return start_each([params_of(initial, seed) for seed in runs.seed.tolist()], runs, job)
 
 
-def start_each(initial: Sequence[Params], runs: Run, job: Job) -> RunState:
+def start_each(initial: Sequence[Any], runs: Run, job: Job) -> RunState:
     """States of all runs before their first step, on the host, each run from parameters of its own."""
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *initial)
     return jax.tree.map(np.array, jax.device_get(_start(params, runs, job)))

@@ -99,7 +99,7 @@ def intervened_run(
 
 def finish(
     job: IntervenedJob,
-    initial: Sequence[Params],
+    initial: Sequence[Any],
     runs: IntervenedRun,
     *,
     key: str = "",
@@ -111,7 +111,7 @@ def finish(
 
     Args:
         job: what is trained and measured; its plan says when a run ends and which losses are matched.
-        initial: parameters at step 0 of each run.
+        initial: parameters at step 0 of each run, single precision, arrays of any kind.
         runs: the runs.
         key: names all that decides their bits.
         store: keeps checkpoints; None keeps nothing.
