@@ -9,6 +9,8 @@ import pandas as pd
 
 from experiments.intervened.tables import RATES, RATIO, WHERE, by_rank, families, ranking
 
+# pandas: what indexing gives is not known to checkers of types.
+Frame = Any
 NONE = "·"
 # A family is as strong as the ratio where it adds at least so much of what the strongest ratio adds.
 AS_STRONG = 0.5
@@ -50,7 +52,7 @@ def arms_table(frame: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _verdict(frame: pd.DataFrame, found: pd.DataFrame) -> str:
+def _verdict(frame: Frame, found: Frame) -> str:
     """The two sentences."""
     if found.empty or not np.isfinite(found["change"]).any():
         return (
@@ -77,7 +79,7 @@ def _verdict(frame: pd.DataFrame, found: pd.DataFrame) -> str:
     return f"{first}{reach if known else ''}. {_second(frame, found, raising)}"
 
 
-def _second(frame: pd.DataFrame, found: pd.DataFrame, raising: pd.DataFrame) -> str:
+def _second(frame: Frame, found: Frame, raising: Frame) -> str:
     """Whether it is one quantity, and what sets the ratio apart: its cost."""
     errors, one = frame["theory_error"].abs(), ""
     told = errors[np.isfinite(errors)]
@@ -99,7 +101,7 @@ def _second(frame: pd.DataFrame, found: pd.DataFrame, raising: pd.DataFrame) -> 
     return f"{one}{text}."
 
 
-def _how(frame: pd.DataFrame) -> str:
+def _how(frame: Frame) -> str:
     """How the numbers are to be read."""
     ranked: Any = frame[frame["ranked"]]
     levels = [f"{s} {f} at {level:g}" for s, f, level in _unique(ranked, [*WHERE, "level"])]
@@ -112,7 +114,7 @@ def _how(frame: pd.DataFrame) -> str:
     )
 
 
-def _table(found: pd.DataFrame) -> str:
+def _table(found: Frame) -> str:
     """Families by rank; one column for each setting and form."""
     if found.empty:
         return ""
@@ -135,7 +137,7 @@ def _cell(row: dict[str, Any] | None) -> str:
     return text
 
 
-def _beside_theory(frame: pd.DataFrame) -> list[str]:
+def _beside_theory(frame: Frame) -> list[str]:
     """How far theory is off, by form."""
     said = []
     for place, own in frame.groupby(list(WHERE), sort=False):
@@ -150,7 +152,7 @@ def _beside_theory(frame: pd.DataFrame) -> list[str]:
     return said
 
 
-def _adam(frame: pd.DataFrame) -> list[str]:
+def _adam(frame: Frame) -> list[str]:
     """Under Adam a ratio of rates is not a rescaling of gradients."""
     said = []
     for place, own in frame[frame["ranked"]].groupby(list(WHERE), sort=False):
@@ -164,7 +166,7 @@ def _adam(frame: pd.DataFrame) -> list[str]:
     return said
 
 
-def _left_out(frame: pd.DataFrame) -> list[str]:
+def _left_out(frame: Frame) -> list[str]:
     """Arms of which some run diverged or did not reach the level."""
     rows: Any = frame[frame["ranked"] & (frame["reached"] < frame["seeds"])]
     said = []
@@ -175,16 +177,16 @@ def _left_out(frame: pd.DataFrame) -> list[str]:
     return said
 
 
-def _of(found: pd.DataFrame, family: str) -> pd.DataFrame:
+def _of(found: Frame, family: str) -> Frame:
     rows: Any = found[found["family"] == family]
     return rows
 
 
-def _places(found: pd.DataFrame) -> list[str]:
+def _places(found: Frame) -> list[str]:
     return [f"{s} {f}".strip() for s, f in zip(*(found[name] for name in WHERE), strict=True)]
 
 
-def _unique(frame: pd.DataFrame, names: Sequence[str]) -> list[tuple[Any, ...]]:
+def _unique(frame: Frame, names: Sequence[str]) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(zip(*(frame[name] for name in names), strict=True)))
 
 

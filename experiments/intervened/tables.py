@@ -119,7 +119,8 @@ def _theory(record: Record, plain: Record | None, level: float, attention: float
 def _equivalents(frame: pd.DataFrame) -> np.ndarray:
     """For each row the ratio at which the arms of the ratio have its attention, between them in ln r."""
     found = np.full(len(frame), np.nan)
-    for _, own in frame.groupby([*WHERE, "level"], sort=False):
+    groups: Any = frame.groupby([*WHERE, "level"], sort=False)
+    for _, own in groups:
         ratios = own[(own["family"] == RATIO) & np.isfinite(own["attention"])].sort_values("r")
         if len(ratios) < 2:
             continue
@@ -149,8 +150,8 @@ def families(frame: pd.DataFrame) -> pd.DataFrame:
     ratio that adds most; sharpens, whether some arm of the family adds a share of at least `NOTABLE` by an interval above 0.
     """
     rows = []
-    table = ranking(frame)
-    for place, own in table.groupby(list(WHERE), sort=False):
+    groups: Any = ranking(frame).groupby(list(WHERE), sort=False)
+    for place, own in groups:
         ratio = own.loc[own["family"] == RATIO, "change"].max()
         for family, some in own[~own["plain"]].groupby("family", sort=False):
             known = some[np.isfinite(some["change"])]
@@ -163,7 +164,7 @@ def families(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _low(rows: pd.DataFrame) -> np.ndarray:
+def _low(rows: Any) -> np.ndarray:
     """Lower ends of changes; of a single seed the change itself, which no interval says anything of."""
     return np.where(np.isfinite(rows["change_low"]), rows["change_low"], rows["change"])
 
