@@ -67,6 +67,10 @@ LATE = Schedule(0.5, 2.0, 10.0, 20.0)
 SGD = {
     "nothing": (Intervention(), optax.sgd),
     "schedule": (on_qk(schedule=LATE), lambda eta: optax.sgd(ramp(eta))),
+    "delayed": (
+        on_qk(schedule=Schedule.delayed(45.0)),
+        lambda eta: optax.sgd(lambda count: jnp.where(count < 45, 0.0, eta)),
+    ),
     "momentum": (on_qk(momentum=0.7), lambda eta: optax.sgd(eta, momentum=0.7)),
     "clipped, decay, momentum": (
         on_qk(gradient="clipped", threshold=0.6, decay=0.3, momentum=0.5),
