@@ -50,11 +50,12 @@ def frames(records: Sequence[Record], protocol: Protocol) -> dict[str, pd.DataFr
 def title(records: Sequence[Record], protocol: Protocol, name: str) -> str:
     """Protocol, and the sizes of model and data."""
     recipe, data = protocol.recipe, records[0]["data"]
+    epochs = " or ".join(map(str, sorted({arm.epochs for arm in protocol.arms})))
     version = "2.0" if any("v2.0" in file for file in data["sha256"]) else "1.1"
     return (
         f"SQuAD v{version}, {name.replace('_', ' ')}: {recipe.n_layers} layers of width {recipe.d_model}, "
         f"{data['vocabulary']:,} tokens; {data['train']:,} training questions (published: 60,000 of v2.0), "
-        f"{data['dev']:,} of dev, {protocol.arms[0].epochs} epochs"
+        f"{data['dev']:,} of dev, {epochs} epochs"
     )
 
 

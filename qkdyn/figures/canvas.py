@@ -2,6 +2,7 @@
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkdyn.files import write_bytes
+from qkdyn.metrics.intervals import confidence_interval
 from qkdyn.results.summary import mean_and_sd
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ CATEGORIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 # More ratios than this are told apart by a colour bar, not by names.
 NAMED = 8
 DASHES = (0, (4, 2))
+# Bands that lie on each other must not hide what is below.
+PALE = 0.13
+# Of fewer runs an interval is wider than anything that is measured.
+FEWEST = 3
 LABELS = {"loss": "loss", "mu_ov": r"$\mu_{OV}$", "mu_qk": r"$\mu_{QK}$", "alpha": r"attention $\alpha$"}
 MEANING = {
     "FAFO": "both circuits factorized",
@@ -168,7 +174,53 @@ def ratio_key(
         legend(figure, handles)
 
 
-def band(axes: "matplotlib.axes.Axes", x: np.ndarray, values: np.ndarray, colour: Any, width: float) -> None:
+def over_seeds(count: int, what: str) -> str:
+    """What a figure shows of `count` runs: "mean and range over seeds", or that there is one."""
+    return f"{what} over {count} seeds" if count > 1 else "one seed"
+
+
+def titled(figure: "matplotlib.figure.Figure", title: str, note: str = "") -> None:
+    """A title, and a note below it, in lines of as many letters as the figure is wide."""
+    width = int(12.6 * figure.get_figwidth())
+    figure.suptitle("\n".join(textwrap.fill(line, width) for line in (title, note) if line), fontsize=11)
+
+
+def letters(axes: Any) -> None:
+    """A letter at the upper left of each panel, in their order."""
+    for place, own in enumerate(np.ravel(axes)):
+        letter = "abcdefghijklmnopqrstuvwxyz"[place % 26] * (place // 26 + 1)
+        own.text(0.01, 1.02, letter, transform=own.transAxes, fontsize=9, fontweight="bold", va="bottom", color=INK)
+
+
+def interval_or_runs(
+    axes: "matplotlib.axes.Axes", places: Sequence[float], runs: Sequence[np.ndarray], *, along: str = "x", **style: Any
+) -> None:
+    """Mean and 95% interval of the runs at each place; of fewer than three, whose interval says nothing, each run's point.
+
+    Args:
+        axes: of the panel.
+        places: where the runs are, on the axis `along`.
+        runs: values (seeds,) for each place; NaN where not known.
+        along: x or y.
+        style: of matplotlib's errorbar; `fmt` is the marker.
+    """
+    known = [own[np.isfinite(own)] for own in runs]
+    many = [(place, confidence_interval(own)) for place, own in zip(places, known, strict=True) if len(own) >= FEWEST]
+    single = [(place, value) for place, own in zip(places, known, strict=True) if len(own) < FEWEST for value in own]
+    for kept, half in (
+        ([(place, float(own.mean)) for place, own in many], [float(own.high - own.mean) for _, own in many]),
+        (single, None),
+    ):
+        style |= {"linestyle": "none"} if half is None else {}
+        if kept:
+            at, value = zip(*kept, strict=True)
+            data = (at, value) if along == "x" else (value, at)
+            axes.errorbar(*data, **{"yerr" if along == "x" else "xerr": half}, **style)
+
+
+def band(
+    axes: "matplotlib.axes.Axes", x: np.ndarray, values: np.ndarray, colour: Any, width: float, alpha: float = 0.3
+) -> None:
     """Draw the mean over seeds of `values` (seed, record) as a line, and the range from least to greatest as a band.
 
     Where some seeds have stopped the mean would jump: the line ends with the first of them, the band with the last.
@@ -180,14 +232,14 @@ def band(axes: "matplotlib.axes.Axes", x: np.ndarray, values: np.ndarray, colour
     # A run that never recorded anything must not hide the others.
     running = known.any(1)
     every = known[running].all(0) if running.any() else every
-    axes.fill_between(x, low, high, color=colour, alpha=0.3, linewidth=0)
+    axes.fill_between(x, low, high, color=colour, alpha=alpha, linewidth=0)
     mean = np.where(every, mean_and_sd(values.T)[0], np.nan)
     axes.plot(x, mean, color=colour, linewidth=width, marker="o", markersize=width + 2.5, markevery=_alone(mean))
     if (some & ~every).any():
         # Where only some seeds go on and only for one record, the band has no width to be seen by.
         for edge in (low, high):
             lonely = sorted(set(_alone(edge)) - set(np.flatnonzero(every).tolist()))
-            axes.scatter(x[lonely], edge[lonely], s=(width + 2.5) ** 2, color=colour, alpha=0.3, linewidth=0)
+            axes.scatter(x[lonely], edge[lonely], s=(width + 2.5) ** 2, color=colour, alpha=alpha, linewidth=0)
 
 
 def _alone(y: np.ndarray) -> list[int]:

@@ -11,7 +11,7 @@ from qkdyn.errors import InputError
 from qkdyn.figures import canvas
 from qkdyn.figures.text import DOTS, heatmap, looks_of
 from qkdyn.figures.text_records import as_numbers, measured, over_epochs
-from qkdyn.metrics.intervals import confidence_interval
+from qkdyn.figures.text_tuning import moved, shown
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -31,6 +31,8 @@ PANELS = (
     ("comprehensiveness", "faithful: comprehensiveness", None, None),
     ("sufficiency", "faithful: sufficiency", None, None),
 )
+# Percent of questions: less is not seen in a figure.
+SEEN = 0.5
 WHEN = {"end": "after the last epoch", "best": "at each run's best epoch"}
 CURVES = ("training_loss", "loss", "f1", "mass", "entropy")
 LABELS = {
@@ -85,7 +87,8 @@ def draw_dtap(arms: Sequence[Record], title: str, reading: str) -> "matplotlib.f
         axes.set_title(label(record["arm"]), fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("rollout mass on the answer", fontsize=8)
-    _headed(figure, f"Percent of dev questions {WHEN[reading]}, mean ± standard deviation over seeds", title)
+    over = _over(arms, "mean ± standard deviation")
+    _headed(figure, f"Percent of dev questions {WHEN[reading]}, {over}", title)
     return figure
 
 
@@ -105,14 +108,14 @@ def draw_learning(arms: Sequence[Record], title: str) -> "matplotlib.figure.Figu
         for record, (colour, dashes) in zip(arms, looks_of(arms), strict=True):
             runs = [run for run in record["runs"] if run["epochs"]["training_loss"]]
             values = np.stack([over_epochs(run, "selection", name, record["arm"]["epochs"]) for run in runs])
-            canvas.band(axes, np.arange(1, values.shape[1] + 1), values, colour, 1.5)
+            canvas.band(axes, np.arange(1, values.shape[1] + 1), values, colour, 1.5, canvas.PALE)
             axes.lines[-1].set_linestyle(dashes)
         axes.set_ylabel(LABELS[name], fontsize=8.5)
         if name in ("loss", "f1"):
             _floor(axes, arms[0], name, horizontal=True)
     grid[-1].set_xlabel("epoch", fontsize=9)
     grid[-1].xaxis.get_major_locator().set_params(integer=True)
-    _headed(figure, "Selection questions as training goes on, mean and range over seeds", title)
+    _headed(figure, f"Selection questions as training goes on, {_over(arms, 'mean and range')}", title)
     canvas.legend(figure, [*_key(arms), _line("the best answer without a model (dev)", canvas.INK, DOTS)])
     return figure
 
@@ -125,12 +128,10 @@ def draw_attention(arms: Sequence[Record], title: str) -> "matplotlib.figure.Fig
     for axes, (name, text, uniform, floor) in zip(grid.ravel(), PANELS, strict=True):
         canvas.style(axes)
         for reading, (marker, face, shift) in looks.items():
-            found = [confidence_interval(_of_runs(record, reading, name)) for record in arms]
-            mean = np.array([float(own.mean) for own in found])
-            half = np.nan_to_num([float(own.high - own.mean) for own in found])
+            found = [_of_runs(record, reading, name) for record in arms]
             y = [shift - place for place in range(len(arms))]
             style = {"color": canvas.CATEGORIES[0], "markerfacecolor": face, "markersize": 5, "elinewidth": 1.3}
-            axes.errorbar(mean, y, xerr=half, fmt=marker, **style)
+            canvas.interval_or_runs(axes, y, found, along="y", fmt=marker, **style)
         if uniform is not None:
             flat = np.concatenate([_of_runs(record, "best", uniform) for record in arms])
             if np.isfinite(flat).any():
@@ -142,7 +143,7 @@ def draw_attention(arms: Sequence[Record], title: str) -> "matplotlib.figure.Fig
     for row in grid:
         row[0].set_yticks([-place for place in range(len(arms))], [label(record["arm"]) for record in arms])
         row[0].set_ylim(0.6 - len(arms), 0.6)
-    _headed(figure, "Dev questions, mean and 95% interval over seeds", title)
+    _headed(figure, f"Dev questions, {_over(arms, 'mean and 95% interval')}", title)
     handles = [_mark("best epoch", *looks["best"][:2]), _mark("last epoch", *looks["end"][:2])]
     handles.append(_line("uniform attention; for F1 and loss, the best without a model", canvas.INK, DOTS))
     canvas.legend(figure, handles)
@@ -154,18 +155,23 @@ def draw_curves(arms: Sequence[Record], title: str, reading: str) -> "matplotlib
     figure = canvas.new_figure(7.4, 4.4)
     axes = figure.subplots(1, 1)
     canvas.style(axes)
-    x = np.array(arms[0]["thresholds"])
+    x, last = np.array(arms[0]["thresholds"]), 0.0
     for record, (colour, dashes) in zip(arms, looks_of(arms), strict=True):
-        canvas.band(axes, x, _heights(record, reading, "ac_curve", len(x)), colour, 1.5)
+        heights = _heights(record, reading, "ac_curve", len(x))
+        canvas.band(axes, x, heights, colour, 1.5, canvas.PALE)
         axes.lines[-1].set_linestyle(dashes)
+        last = max(last, *(float(x[row >= SEEN][-1]) for row in heights if (row >= SEEN).any()), 0.1)
     flat = _heights(arms[0], reading, "uniform_ac_curve", len(x))
     axes.plot(
         x, flat[np.isfinite(flat).all(1)].mean(0) if np.isfinite(flat).all(1).any() else flat[0], color=canvas.INK
     )
     axes.lines[-1].set(linestyle=DOTS, linewidth=1.0)
     axes.axvline(0.1, color=canvas.INK, linewidth=0.7, alpha=0.6)
-    axes.set(xlim=(0, 1), ylim=(-2, 102))
-    axes.set_xlabel("threshold of rollout mass on the answer (upright: the published one)", fontsize=9)
+    # Beyond the last threshold that is reached there is nothing to be seen.
+    end = min(1.0, 1.25 * last)
+    axes.set(xlim=(0, end), ylim=(-2, 102))
+    beyond = f"; beyond {end:.2g} all are below {SEEN:g}%" if end < 1 else ""
+    axes.set_xlabel(f"threshold of rollout mass on the answer (upright: as published{beyond})", fontsize=9)
     axes.set_ylabel("% of dev questions that reach it", fontsize=9)
     _headed(figure, f"AC against its threshold, {WHEN[reading]}", title)
     canvas.legend(figure, [*_key(arms), _line("uniform attention", canvas.INK, DOTS)])
@@ -194,21 +200,23 @@ def draw_squad_tuning(rates: Sequence[Record], multipliers: Sequence[Record], pa
         for axes, (split, name, _) in zip(column, rows, strict=True):
             canvas.style(axes)
             axes.set_xscale("log")
-            for reading, marker, face in (("best", "o", canvas.CATEGORIES[0]), ("end", "s", "white")):
-                ordered = sorted(records, key=lambda record: record["arm"][setting])
-                found = [confidence_interval(_of_runs(r, reading, name, split)) for r in ordered]
-                y = [float(own.mean) for own in found]
-                half = np.nan_to_num([float(own.high - own.mean) for own in found])
+            # Moved apart, not to lie on each other.
+            for reading, marker, face, shift in (
+                ("best", "o", canvas.CATEGORIES[0], -0.016),
+                ("end", "s", "white", 0.016),
+            ):
+                found = [_of_runs(r, reading, name, split) for r in records]
                 style = {"color": canvas.CATEGORIES[0], "markerfacecolor": face, "markersize": 5, "elinewidth": 1.2}
-                if found:
-                    axes.errorbar([r["arm"][setting] for r in ordered], y, yerr=half, fmt=marker, **style)
+                places = moved([r["arm"][setting] for r in records], shift)
+                canvas.interval_or_runs(axes, places, found, fmt=marker, **style)
         column[-1].set_xlabel(text, fontsize=9)
     for row, (_, _, text) in zip(grid, rows, strict=True):
         row[0].set_ylabel(text, fontsize=9)
     at = f" at a rate of {multipliers[0]['arm']['rate']:g}" if multipliers else ": none trained"
     grid[0, 0].set_title("every parameter at one rate (W_E at a tenth)", fontsize=10)
     grid[0, 1].set_title(f"QK faster{at}", fontsize=10)
-    figure.suptitle("What selection chooses, and the attention it brings along (mean, 95% interval)", fontsize=11)
+    what = f"({shown([*rates, *multipliers])})"
+    figure.suptitle(f"What selection chooses, and the attention it brings along {what}", fontsize=11)
     canvas.legend(figure, [_mark("best epoch", "o", canvas.CATEGORIES[0]), _mark("last epoch", "s", "white")])
     return canvas.save(figure, path)
 
@@ -247,6 +255,14 @@ def _mark(text: str, marker: str, face: str) -> Any:
 
     style = {"linestyle": "", "color": canvas.CATEGORIES[0], "markerfacecolor": face, "markersize": 5}
     return Line2D([], [], marker=marker, label=text, **style)
+
+
+def _over(arms: Sequence[Record], what: str) -> str:
+    """Mean and spread over seeds, the runs where these are too few for an interval, or the one seed."""
+    count = len(arms[0]["runs"])
+    if count == 2 and "interval" in what:
+        return "the 2 runs"
+    return canvas.over_seeds(count, what)
 
 
 def _headed(figure: "matplotlib.figure.Figure", what: str, title: str) -> None:

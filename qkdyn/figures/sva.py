@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkdyn.figures import canvas
-from qkdyn.figures.text import DASHDOTS, DOTS, bins_of, draw_text, heatmap, looks_of, words
+from qkdyn.figures.text import DASHDOTS, DOTS, bins_of, draw_text, heatmap, left_out, looks_by_name, words
 from qkdyn.figures.text_records import MASSES, SENTENCES, as_numbers, measured, over_attractors
 from qkdyn.text.sva import LABELS
 
@@ -46,7 +46,7 @@ def draw_sva(groups: Groups, frames: "Mapping[str, pd.DataFrame]", folder: Path)
         InputError: there is no record. OutputError: a file cannot be written.
     """
     files = draw_text(groups, frames.get("effects"), folder, SENTENCES)
-    figures = {"agreement.png": draw_agreement(groups), "heads.png": draw_heads(groups[-1][1])}
+    figures = {"agreement.png": draw_agreement(groups), "heads.png": draw_heads(groups[-1][1], note=left_out(groups))}
     if (first := draw_first_head(groups[-1][1])) is not None:
         figures["dtap_first_head.png"] = first
     return [*files, *(canvas.save(figure, folder / name) for name, figure in figures.items())]
@@ -60,14 +60,15 @@ def draw_agreement(groups: Groups, split: str = "test") -> "matplotlib.figure.Fi
     figure = canvas.new_figure(5.0 * len(groups) + 0.6, 13.4)
     rows = [*(("accuracy", label) for label in ACCURACIES), *((name, "both") for name in MASSES)]
     grid = figure.subplots(len(rows), len(groups), sharex=True, sharey="row", squeeze=False)
-    x = np.arange(len(NUMBERS))
+    x, looks = np.arange(len(NUMBERS)), looks_by_name(groups)
     for column, (title, records) in zip(grid.T, groups, strict=True):
         for axes, (name, label) in zip(column, rows, strict=True):
             canvas.style(axes)
             many = _many(records[0], split, label)
-            for record, (colour, dashes) in zip(records, looks_of(records), strict=True):
+            for record in records:
+                colour, dashes = looks[words(record["arm"]["name"])]
                 found = np.where(many, by_number(record, split, name, label=label), np.nan)
-                canvas.band(axes, x, found, colour, 1.5)
+                canvas.band(axes, x, found, colour, 1.5, canvas.PALE)
                 axes.lines[-1].set_linestyle(dashes)
             beside = (
                 [(f"uniform_{name}", DOTS)] if name in MASSES else [(rule, look) for rule, (_, look) in RULES.items()]
@@ -79,13 +80,20 @@ def draw_agreement(groups: Groups, split: str = "test") -> "matplotlib.figure.Fi
         column[-1].set_xticks(x, TICKS)
         column[-1].set_xlabel(BETWEEN, fontsize=9)
         column[-1].legend(
-            handles=_arms(records), loc="upper center", bbox_to_anchor=(0.5, -0.3), ncols=2, frameon=False, fontsize=8
+            handles=_arms(records, looks),
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.3),
+            ncols=2,
+            frameon=False,
+            fontsize=8,
         )
     for row, label in zip(grid, ACCURACIES.values(), strict=False):
         row[0].set_ylabel(label, fontsize=9)
     for row, name in zip(grid[len(ACCURACIES) :], MASSES, strict=True):
         row[0].set_ylabel(f"attention on\n{PLACES[name]}".replace("on\nelsewhere", "\nelsewhere"), fontsize=9)
-    title = f"{split} split, last epoch, mean over heads; mean and range over seeds"
+    canvas.letters(grid)
+    over = canvas.over_seeds(len(groups[0][1][0]["runs"]), "mean and range")
+    title = f"{split} split, last epoch, mean over heads; {over}"
     title += "\nattention in sentences of which it is known where the nouns stand"
     figure.suptitle(title, fontsize=10)
     handles = [_line("the commonest label (accuracy), uniform attention", DOTS)]
@@ -93,8 +101,10 @@ def draw_agreement(groups: Groups, split: str = "test") -> "matplotlib.figure.Fi
     return figure
 
 
-def draw_heads(records: Sequence[Record], split: str = "test") -> "matplotlib.figure.Figure":
+def draw_heads(records: Sequence[Record], split: str = "test", note: str = "") -> "matplotlib.figure.Figure":
     """Attention of single heads by the number of attractors, a column for each arm: mean and range over seeds.
+
+    A `note` stands below the title.
 
     Heads have no order that runs share: each run's are put in that of their attention on the subject, in validation.
     """
@@ -107,7 +117,7 @@ def draw_heads(records: Sequence[Record], split: str = "test") -> "matplotlib.fi
         for axes, place in zip(column, ("subject", "attractor"), strict=True):
             canvas.style(axes)
             for head, colour in zip(order.T, _head_colours(order.shape[1]), strict=True):
-                canvas.band(axes, x, by_number(record, split, place, head), colour, 1.5)
+                canvas.band(axes, x, by_number(record, split, place, head), colour, 1.5, canvas.PALE)
             uniform = of_data(record, split, f"uniform_{place}")
             axes.plot(x, uniform, color=canvas.INK, linewidth=1.0, linestyle=DOTS)
         column[0].set_title(words(record["arm"]["name"]), fontsize=9)
@@ -115,7 +125,8 @@ def draw_heads(records: Sequence[Record], split: str = "test") -> "matplotlib.fi
         column[-1].set_xlabel(BETWEEN, fontsize=8)
     for row, place in zip(grid, ("subject", "attractor"), strict=True):
         row[0].set_ylabel(f"attention on {PLACES[place]}", fontsize=9)
-    figure.suptitle(f"Single heads: {split} split, last epoch, mean and range over seeds", fontsize=10)
+    over = canvas.over_seeds(len(records[0]["runs"]), "mean and range")
+    canvas.titled(figure, f"Single heads: {split} split, last epoch, {over}", note)
     colours = _head_colours(size)
     heads = [_line(f"head {i + 1}", "-", c) for i, c in enumerate(colours)]
     canvas.legend(figure, [*heads, _line("uniform attention", DOTS)])
@@ -191,9 +202,9 @@ def _head_colours(count: int) -> list[Any]:
     return canvas.ratio_colours([float(head) for head in range(count)])[::-1]
 
 
-def _arms(records: Sequence[Record]) -> list[Any]:
-    each = zip(records, looks_of(records), strict=True)
-    return [_line(words(record["arm"]["name"]), dashes, colour, 2.2) for record, (colour, dashes) in each]
+def _arms(records: Sequence[Record], looks: Mapping[str, tuple[Any, Any]]) -> list[Any]:
+    names = [words(record["arm"]["name"]) for record in records]
+    return [_line(name, looks[name][1], looks[name][0], 2.2) for name in names]
 
 
 def _line(label: str, dashes: Any, colour: Any = canvas.INK, width: float = 1.0) -> Any:

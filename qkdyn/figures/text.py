@@ -22,7 +22,6 @@ from qkdyn.figures.text_records import (
     value_of,
 )
 from qkdyn.metrics.dtap import mean_and_std
-from qkdyn.metrics.intervals import confidence_interval
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -88,9 +87,9 @@ def draw_text(groups: Groups, effects: "pd.DataFrame | None", folder: str | Path
     last = groups[-1][1]
     shown = [(name, records) for name, records in groups if name != "factorial"] or groups
     figures = {
-        "dtap.png": draw_dtap(last, called),
+        "dtap.png": draw_dtap(last, called, note=left_out(groups)),
         "training.png": draw_training(shown, called),
-        "curves.png": draw_curves(last, called),
+        "curves.png": draw_curves(last, called, note=left_out(groups)),
     }
     if effects is not None and len(effects):
         figures["effects.png"] = draw_effects(effects, called)
@@ -109,10 +108,11 @@ def words(name: str) -> str:
     return " + ".join(parts)
 
 
-def draw_dtap(records: Sequence[Record], called: Called = POSTS) -> "matplotlib.figure.Figure":
+def draw_dtap(records: Sequence[Record], called: Called = POSTS, note: str = "") -> "matplotlib.figure.Figure":
     """The panels of Figs. 6 and 7: percent of instances by attention on relevant tokens and probability of the label.
 
-    Mean and standard deviation over seeds, of all instances and where these are fewer of those that are marked.
+    Mean and standard deviation over seeds, of all instances and where these are fewer of those that are marked. A `note`
+    stands below the title.
     """
     every = f"all {called.every}"
     rows = [("validation", "dtap_all", every), ("test", "dtap_all", every)]
@@ -130,9 +130,8 @@ def draw_dtap(records: Sequence[Record], called: Called = POSTS) -> "matplotlib.
         axes.set_title(textwrap.fill(words(record["arm"]["name"]), 30), fontsize=9)
     for axes in grid[-1]:
         axes.set_xlabel("attention on relevant tokens", fontsize=8)
-    title = f"Percent of {called.every} after the last epoch, mean ± standard deviation over seeds"
-    # As many letters as the figure is wide.
-    figure.suptitle(textwrap.fill(title, int(12.6 * figure.get_figwidth())), fontsize=11)
+    over = canvas.over_seeds(len(records[0]["runs"]), "mean ± standard deviation")
+    canvas.titled(figure, f"Percent of {called.every} after the last epoch, {over}", note)
     return figure
 
 
@@ -160,12 +159,14 @@ def heatmap(axes: "matplotlib.axes.Axes", maps: np.ndarray, most: float, bins: S
         canvas.nothing_recorded(axes, what="all runs diverged")
         return
     mean, sd = mean_and_std(maps)
+    some: Any = maps.any(0)
     axes.pcolormesh(np.arange(k + 1), np.arange(k + 1), mean, cmap="cividis", vmin=0, vmax=most)
     for row, column in np.ndindex(mean.shape):
         spread = f"\n±{sd[row, column]:.1f}" if np.isfinite(sd[row, column]) else ""
         ink = "white" if mean[row, column] < 0.6 * most else "black"
-        text = f"{mean[row, column]:.1f}{spread}"
-        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5, color=ink)
+        # Cells that are empty in every run say so by one digit, and leave the eye to the others.
+        text = f"{mean[row, column]:.1f}{spread}" if some[row, column] else "0"
+        axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=9 if k > 3 else 8, color=ink)
 
 
 def draw_training(groups: Groups, called: Called = POSTS, split: str = "validation") -> "matplotlib.figure.Figure":
@@ -173,14 +174,16 @@ def draw_training(groups: Groups, called: Called = POSTS, split: str = "validati
     labels = {name: (label, uniform) for name, label, uniform in panels(called)}
     figure = canvas.new_figure(4.6 * len(groups) + 0.8, 2.15 * len(CURVES) + 1.6)
     grid = figure.subplots(len(CURVES), len(groups), sharex="col", sharey="row", squeeze=False)
+    looks = looks_by_name(groups)
     for column, (title, records) in zip(grid.T, groups, strict=True):
         for axes, name in zip(column, CURVES, strict=True):
             canvas.style(axes)
-            for record, (colour, dashes) in zip(records, looks_of(records), strict=True):
+            for record in records:
+                colour, dashes = looks[words(record["arm"]["name"])]
                 count = record["arm"]["epochs"]
                 values = np.stack([over_epochs(run, split, name, count) for run in record["runs"]])
                 x = np.arange(1, values.shape[1] + 1)
-                canvas.band(axes, x, values, colour, 1.5)
+                canvas.band(axes, x, values, colour, 1.5, canvas.PALE)
                 axes.lines[-1].set_linestyle(dashes)
             beside(axes, records, split, name, labels[name][1])
         column[0].set_title(f"{title} ({records[0]['arm']['epochs']} epochs)", fontsize=10)
@@ -188,18 +191,27 @@ def draw_training(groups: Groups, called: Called = POSTS, split: str = "validati
         # A curve of two epochs has no ticks between them.
         column[-1].xaxis.get_major_locator().set_params(integer=True)
         column[-1].legend(
-            handles=_key(records), loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=2, frameon=False, fontsize=8
+            handles=_key(records, looks),
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.28),
+            ncols=2,
+            frameon=False,
+            fontsize=8,
         )
     for row, name in zip(grid, CURVES, strict=True):
         row[0].set_ylabel(labels[name][0].replace(": ", ":\n"), fontsize=8.5)
-    figure.suptitle(f"The {split} split as training goes on, mean and range over seeds", fontsize=11)
+    canvas.letters(grid)
+    over = canvas.over_seeds(len(groups[0][1][0]["runs"]), "mean and range")
+    figure.suptitle(f"The {split} split as training goes on, {over}", fontsize=11)
     return figure
 
 
-def draw_curves(records: Sequence[Record], called: Called = POSTS, split: str = "test") -> "matplotlib.figure.Figure":
+def draw_curves(
+    records: Sequence[Record], called: Called = POSTS, split: str = "test", note: str = ""
+) -> "matplotlib.figure.Figure":
     """AC and ACMC against the threshold, marked instances: mean and range over seeds, beside uniform attention.
 
-    That of ACMC has the probabilities of each arm, and so is a line for each.
+    That of ACMC has the probabilities of each arm, and so is a line for each. A `note` stands below the title.
     """
     figure = canvas.new_figure(9.2, 4.2)
     grid = figure.subplots(1, 2, sharey=True, squeeze=False)[0]
@@ -207,7 +219,7 @@ def draw_curves(records: Sequence[Record], called: Called = POSTS, split: str = 
         canvas.style(axes)
         for record, (colour, dashes) in zip(records, looks_of(records), strict=True):
             x = np.array(record["thresholds"])
-            canvas.band(axes, x, _heights(record, split, f"{name}_curve"), colour, 1.5)
+            canvas.band(axes, x, _heights(record, split, f"{name}_curve"), colour, 1.5, canvas.PALE)
             axes.lines[-1].set_linestyle(dashes)
             flat = _heights(record, split, f"uniform_{name}_curve")
             if len(flat) and (name == "acmc" or record is records[0]):
@@ -221,7 +233,7 @@ def draw_curves(records: Sequence[Record], called: Called = POSTS, split: str = 
     grid[0].set_ylabel(f"% of {called.marked}, {split}", fontsize=9)
     whose = "the published threshold" if called == POSTS else "the threshold of AC in the tables"
     title = f"{called.every.capitalize()} that reach a threshold, after the last epoch; upright: {whose}"
-    figure.suptitle(title, fontsize=11)
+    canvas.titled(figure, title, note)
     canvas.legend(
         figure, [*_key(records)[:-2], _beside_key("uniform attention (ACMC: with the arm's probabilities)")[0]]
     )
@@ -303,13 +315,8 @@ def _points(
     axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, colour: str, marker: str, line: Any
 ) -> None:
     found = [as_numbers([value_of(measured(run, "end", split), name) for run in r["runs"]]) for r in records]
-    kept = [(_ratio(r), confidence_interval(own)) for r, own in zip(records, found, strict=True)]
-    if not kept:
-        return
-    x = [r for r, _ in kept]
-    mean = np.array([float(own.mean) for _, own in kept])
-    half = np.nan_to_num([float(own.high - own.mean) for _, own in kept])
-    axes.errorbar(x, mean, yerr=half, fmt=marker, linestyle=line, color=colour, markersize=4.5, elinewidth=1.2)
+    style = {"linestyle": line, "color": colour, "markersize": 4.5, "elinewidth": 1.2}
+    canvas.interval_or_runs(axes, [_ratio(r) for r in records], found, fmt=marker, **style)
 
 
 def beside(axes: "matplotlib.axes.Axes", records: Sequence[Record], split: str, name: str, uniform: str | None) -> None:
@@ -336,11 +343,12 @@ def _beside_key(flat: str = "uniform attention") -> list[Any]:
     return [Line2D([], [], color=canvas.INK, linewidth=1.0, linestyle=dashes, label=label) for label, dashes in named]
 
 
-def _key(records: Sequence[Record]) -> list[Any]:
+def _key(records: Sequence[Record], looks: Mapping[str, tuple[Any, Any]] | None = None) -> list[Any]:
     from matplotlib.lines import Line2D
 
-    each = zip(records, looks_of(records), strict=True)
-    arms = [Line2D([], [], color=c, linewidth=2.2, linestyle=d, label=words(r["arm"]["name"])) for r, (c, d) in each]
+    names = [words(record["arm"]["name"]) for record in records]
+    looks = dict(zip(names, looks_of(records), strict=True)) if looks is None else looks
+    arms = [Line2D([], [], color=looks[n][0], linewidth=2.2, linestyle=looks[n][1], label=n) for n in names]
     return [*arms, *_beside_key()]
 
 
@@ -351,14 +359,32 @@ def _mark(label: str, marker: str, face: str, **style: Any) -> Any:
     return Line2D([], [], marker=marker, markerfacecolor=face, markersize=5, label=label, **style)
 
 
+def looks_by_name(groups: Groups) -> dict[str, tuple[Any, Any]]:
+    """Colour and dashes of each arm of a figure, by its name in words: one look, whatever comparisons it is in."""
+    first = {words(record["arm"]["name"]): record for _, records in reversed(groups) for record in records}
+    return dict(zip(first, looks_of(list(first.values())), strict=True))
+
+
+def left_out(groups: Groups) -> str:
+    """What a figure of the last comparison alone does not show: these arms; nothing where it shows all."""
+    *others, (last, records) = groups
+    shown = {words(record["arm"]["name"]) for record in records}
+    names = dict.fromkeys(words(r["arm"]["name"]) for _, own in others for r in own)
+    left = [name for name in names if name not in shown]
+    said = ", ".join(left) if len(left) < 5 else f"{len(left)} other arms"
+    of = ", ".join(name for name, _ in others)
+    return f"comparison {last}; not shown: {said} (comparison {of})" if left else ""
+
+
 def looks_of(records: Sequence[Record]) -> list[tuple[Any, Any]]:
     """Colour and dashes of each arm: by r where the arms are doses of it, else colours that have no order."""
     if sum(map(_is_dose, records)) < 4:
         return [(canvas.CATEGORIES[i % 6], "-" if i < 6 else canvas.DASHES) for i in range(len(records))]
     ratios = sorted({_ratio(record) for record in records if _is_dose(record)})
     colours = dict(zip(ratios, canvas.ratio_colours(ratios), strict=True))
-    others = iter((canvas.CATEGORIES[1], canvas.CATEGORIES[3], canvas.INK) * len(records))
-    return [(colours[_ratio(r)], "-") if _is_dose(r) else (next(others), canvas.DASHES) for r in records]
+    apart = [canvas.CATEGORIES[i] for i in (1, 3, 4, 5)]
+    others = iter([(colour, dashes) for dashes in (canvas.DASHES, DASHDOTS) for colour in apart] * len(records))
+    return [(colours[_ratio(r)], "-") if _is_dose(r) else next(others) for r in records]
 
 
 def _is_dose(record: Record) -> bool:

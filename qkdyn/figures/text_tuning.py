@@ -4,17 +4,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from qkdyn.errors import InputError
 from qkdyn.figures import canvas
 from qkdyn.figures.text_records import POSTS, Called, as_numbers, measured
-from qkdyn.metrics.intervals import confidence_interval
 
 if TYPE_CHECKING:
     import matplotlib.axes
 
 Record = Mapping[str, Any]
+
+# Of each reading its marker, its face, and by what part of the logarithmic axis it is moved.
+LOOKS = {"end": ("o", canvas.CATEGORIES[0], -0.016), "best": ("s", "white", 0.016)}
+
+
+def shown(records: Sequence[Record]) -> str:
+    """What is drawn of each arm, by its number of runs."""
+    counts = {len(record["runs"]) for record in records}
+    few = max((count for count in counts if count < canvas.FEWEST), default=0)
+    parts = ["mean, 95% interval"] if max(counts) >= canvas.FEWEST else []
+    return " or ".join(parts + ([f"each of {few} runs" if few > 1 else "one run"] if few else []))
+
+
+def moved(places: Sequence[float], part: float) -> list[float]:
+    """Places on a logarithmic axis, moved by a part of what they span, or of ten times the least."""
+    by = max([max(places) / min(places), 10.0] if places else [1.0]) ** part
+    return [place * by for place in places]
 
 
 def draw_tuning(
@@ -25,6 +39,8 @@ def draw_tuning(
     by: str = "accuracy",
 ) -> Path:
     """Draw the tuning in `path`, as PNG: mean and 95% interval over seeds after the last epoch and at the best one.
+
+    Of fewer than three seeds the runs themselves. The best epoch stands a little to the right, not to lie on the last.
 
     Args:
         rates: records of the arms that differ in the base rate.
@@ -54,16 +70,18 @@ def draw_tuning(
         for axes, (quantity, split, _) in zip(column, rows, strict=True):
             canvas.style(axes)
             axes.set_xscale("log")
-            for reading, marker, face in (("end", "o", canvas.CATEGORIES[0]), ("best", "s", "white")):
-                _points(axes, records, name, (reading, split, quantity), marker, face)
+            for reading, look in LOOKS.items():
+                _points(axes, records, name, (reading, split, quantity), *look)
         column[-1].set_xlabel(label, fontsize=9)
     for row, (_, _, label) in zip(grid, rows, strict=True):
         row[0].set_ylabel(label, fontsize=9)
     at = f" at a rate of {multipliers[0]['arm']['rate']:g}" if multipliers else ": none trained"
     grid[0, 0].set_title("every parameter at one rate", fontsize=10)
     grid[0, 1].set_title(f"QK faster{at}", fontsize=10)
-    figure.suptitle("What validation chooses, and the attention it brings along (mean, 95% interval)", fontsize=11)
-    canvas.legend(figure, [_key("last epoch", "o", canvas.CATEGORIES[0]), _key("best validation epoch", "s", "white")])
+    what = f"({shown([*rates, *multipliers])})"
+    figure.suptitle(f"What validation chooses, and the attention it brings along {what}", fontsize=11)
+    labels = {"end": "last epoch, by which is chosen", "best": "best validation epoch"}
+    canvas.legend(figure, [_key(labels[reading], *look[:2]) for reading, look in LOOKS.items()])
     return canvas.save(figure, path)
 
 
@@ -74,18 +92,13 @@ def _points(
     where: tuple[str, str, str],
     marker: str,
     face: str,
+    shift: float,
 ) -> None:
     reading, split, quantity = where
-    x, mean, half = [], [], []
-    for record in sorted(records, key=lambda record: record["arm"][name]):
-        own = as_numbers([measured(run, reading, split).get(quantity) for run in record["runs"]])
-        interval = confidence_interval(own)
-        x.append(record["arm"][name])
-        mean.append(float(interval.mean))
-        half.append(float(np.nan_to_num(interval.high - interval.mean)))
-    colour = canvas.CATEGORIES[0]
-    if x:
-        axes.errorbar(x, mean, yerr=half, fmt=marker, color=colour, markerfacecolor=face, markersize=5, elinewidth=1.2)
+    runs = [as_numbers([measured(run, reading, split).get(quantity) for run in r["runs"]]) for r in records]
+    style = {"color": canvas.CATEGORIES[0], "markerfacecolor": face, "markersize": 5, "elinewidth": 1.2}
+    places = moved([r["arm"][name] for r in records], shift)
+    canvas.interval_or_runs(axes, places, runs, fmt=marker, **style)
 
 
 def _key(label: str, marker: str, face: str) -> Any:
