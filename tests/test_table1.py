@@ -24,7 +24,7 @@ def calls(monkeypatch):
     heard = []
     made_records.instead(monkeypatch, heard)
     monkeypatch.setattr(
-        command, "draw_tuning", lambda rates, multipliers, path, called, by: results.write_text(path, by)
+        command, "draw_tuning", lambda rates, multipliers, path, called, by, chosen: results.write_text(path, by)
     )
     small = replace(Recipe(), seeds=SEEDS)
     groups = ((TextArm("baseline", 3), TextArm("qk30", 3, qk=30.0)), (TextArm("embed30", 4, embed=30.0),))

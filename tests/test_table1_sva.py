@@ -329,7 +329,7 @@ def calls(monkeypatch):
     monkeypatch.setattr(command, "train_group", made.train_group)
     made_records.load_by(monkeypatch, made.load, table1, "SVA")
     monkeypatch.setattr(table1, "draw_sva", lambda groups, frames, folder: [])
-    draw = lambda rates, multipliers, path, called, by: results.write_text(path, by)  # noqa: E731
+    draw = lambda rates, multipliers, path, called, by, chosen: results.write_text(path, by)  # noqa: E731
     monkeypatch.setattr(command, "draw_tuning", draw)
     arms = (TextArm("baseline", 2), TextArm("qk30", 2, qk=30.0))
     own = Protocol(seeded(sva_arms.quick()).recipe, (arms,), (Comparison("quick", ("baseline", "qk30")),), limit=9)

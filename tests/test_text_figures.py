@@ -84,7 +84,11 @@ def test_tuning_shows_the_last_epoch_beside_the_best(groups, tmp_path, monkeypat
     two = [record | {"runs": record["runs"][:2]} for record in groups[0][1]]
     rates = [r | {"arm": r["arm"] | {"rate": rate}} for r, rate in zip(two, (1e-5, 1e-4, 1e-3, 1e-2), strict=False)]
     text_tuning.draw_tuning(rates, two, tmp_path / "x.png", SENTENCES)
-    (figure,) = kept
+    text_tuning.draw_tuning(rates, two, tmp_path / "x.png", SENTENCES, chosen="best")
+    figure = kept[0]
+    keys = [[text.get_text() for text in own.legends[0].get_texts()] for own in kept]
+    assert keys[0] == ["last epoch, by which is chosen", "best validation epoch"]
+    assert keys[1] == ["last epoch", "best validation epoch, by which is chosen"]
     assert "(each of 2 runs)" in figure.get_suptitle()
     last, best = (np.array(own.lines[0].get_xdata(), float) for own in figure.axes[0].containers)
     assert len(last) == 8 and (np.log10(best / last) > 0.05).all() and (np.log10(best / last) < 0.2).all()

@@ -277,5 +277,7 @@ def draw_tuned(
     return [
         write_text(folder / "tuned.csv", frame.to_csv(index=False, float_format="%.5g")),
         write_text(folder / "verdict.md", said),
-        draw_tuning(base, tune.candidates(records, published), folder / "tuned.png", called, published.by),
+        draw_tuning(
+            base, tune.candidates(records, published), folder / "tuned.png", called, published.by, published.reading
+        ),
     ]

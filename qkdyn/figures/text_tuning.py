@@ -37,6 +37,7 @@ def draw_tuning(
     path: str | Path,
     called: Called = POSTS,
     by: str = "accuracy",
+    chosen: str = "end",
 ) -> Path:
     """Draw the tuning in `path`, as PNG: mean and 95% interval over seeds after the last epoch and at the best one.
 
@@ -48,6 +49,7 @@ def draw_tuning(
         path: the file.
         called: what the instances are.
         by: the measure of the validation split by which arms are chosen.
+        chosen: the reading by which they are: end or best.
 
     Raises:
         InputError: there is no record. OutputError: the file cannot be written.
@@ -80,7 +82,8 @@ def draw_tuning(
     grid[0, 1].set_title(f"QK faster{at}", fontsize=10)
     what = f"({shown([*rates, *multipliers])})"
     figure.suptitle(f"What validation chooses, and the attention it brings along {what}", fontsize=11)
-    labels = {"end": "last epoch, by which is chosen", "best": "best validation epoch"}
+    labels = {"end": "last epoch", "best": "best validation epoch"}
+    labels[chosen] += ", by which is chosen"
     canvas.legend(figure, [_key(labels[reading], *look[:2]) for reading, look in LOOKS.items()])
     return canvas.save(figure, path)
 
