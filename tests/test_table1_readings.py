@@ -335,7 +335,10 @@ def test_one_run_has_no_interval_and_nothing_is_told_from_it(protocol):
 def test_of_arms_all_of_whose_runs_diverged_nothing_else_is_said():
     """Of HateXplain and of sentences; one run that did not diverge brings everything back."""
     sentences = sva_arms.controlled()
-    for own, say, name in ((arms.as_coded(), verdict.verdict, "as_coded"), (sentences, sva_verdict.verdict, "controlled")):
+    for own, say, name in (
+        (arms.as_coded(), verdict.verdict, "as_coded"),
+        (sentences, sva_verdict.verdict, "controlled"),
+    ):
         records = made_records.made(own)[:2]
         for record in records:
             for run in record["runs"]:
