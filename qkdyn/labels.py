@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from qkdyn.errors import LabelError
+from qkdyn.errors import LabelError, reject
 from qkdyn.grouping import CIRCUITS, NAMED, Label, Path, Rules, label_paths
 from qkdyn.slices import Fused, Slices, fused
 
@@ -59,9 +59,48 @@ def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
 def labels_for(labels: Any, tree: Any) -> Any:
     """The labels of `tree`: given as a tree of them, or as a function of it.
 
-    A tree of labels may itself be callable, as a labelled Equinox model is: a function is what is a leaf.
+    A tree of labels may itself be callable, as a labelled Equinox model is: a function is what is a leaf. A label
+    `fused(...)` becomes the slices of every parameter below it.
+
+    Raises:
+        LabelError: parameters without a label, labels without a parameter, `fused` that does not divide an axis, or a module
+            in place of its parameters.
     """
-    return labels(tree) if callable(labels) and jax.tree_util.all_leaves([labels]) else _unboxed(labels)
+    if _is_module(tree):
+        do = "nnx.state(model, nnx.Param)"
+        reject("the parameters", f"the NNX module {type(tree).__name__}", "a tree of arrays", do, LabelError)
+    made = labels(tree) if callable(labels) and jax.tree_util.all_leaves([labels]) else _unboxed(labels)
+    try:
+        full = jax.tree.map(lambda label, part: jax.tree.map(lambda _: label, part), made, tree)
+    except (ValueError, TypeError) as error:
+        raise LabelError(
+            f"labels must be a tree, or a prefix of the tree, of the parameters: {_misfit(made, tree) or error}"
+        ) from error
+    if not any(isinstance(label, Fused) for label in jax.tree.leaves(made)):
+        return made
+    return jax.tree_util.tree_map_with_path(
+        lambda path, label, leaf: (
+            label.of(tuple(np.shape(leaf)), "/".join(_names(path))) if isinstance(label, Fused) else label
+        ),
+        full,
+        tree,
+    )
+
+
+def _misfit(labels: Any, tree: Any) -> str:
+    """Which parameters have no label, and which labels no parameter."""
+    given, paths = paths_of(labels), paths_of(tree)
+    missing = [path for path in paths if not any(path[: len(label)] == label for label in given)]
+    beyond = [label for label in given if not any(path[: len(label)] == label for path in paths)]
+
+    def shown(some: list[Path]) -> str:
+        return ", ".join("/".join(path) for path in some[:20]) + (
+            f" and {len(some) - 20} more" if len(some) > 20 else ""
+        )
+
+    said = [f"no label for {shown(missing)}"] * bool(missing)
+    said += [f"a label for {shown(beyond)}, where no parameter is"] * bool(beyond)
+    return "; ".join(said)
 
 
 def paths_of(tree: Any) -> list[Path]:
@@ -71,10 +110,12 @@ def paths_of(tree: Any) -> list[Path]:
 
 def _arrays(params: Any) -> Any:
     """The parameters of an NNX module; every other tree as it is."""
+    return sys.modules["flax.nnx"].state(params, sys.modules["flax.nnx"].Param) if _is_module(params) else params
+
+
+def _is_module(tree: Any) -> bool:
     nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(params, nnx.Module):
-        return nnx.state(params, nnx.Param)
-    return params
+    return nnx is not None and isinstance(tree, nnx.Module)
 
 
 def _unboxed(labels: Any) -> Any:
@@ -94,7 +135,7 @@ def _names(path: tuple[Any, ...]) -> Path:
 
 
 def _shape(path: Path, leaf: Any) -> tuple[int, ...]:
-    try:
-        return tuple(np.shape(leaf))
-    except ValueError:
-        raise LabelError(f"{'/'.join(path)} is no array: {leaf!r:.200}") from None
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        do = "pass arrays alone, of an Equinox model eqx.filter(model, eqx.is_inexact_array)"
+        raise LabelError(f"{'/'.join(path)} is no array: {leaf!r:.200}; {do}, a number as jnp.asarray(number)")
+    return tuple(leaf.shape)

@@ -103,11 +103,24 @@ def blocks_of(name: str, outputs: Collection[str]) -> tuple[str, str] | None:
     return BLOCKS["group"] if name == "wqkv" and "wo" in outputs else None
 
 
+def is_bias(path: tuple[str, ...]) -> bool:
+    """Whether the last component says bias: bias, in_proj_bias, b_O, bq."""
+    said = words(path[-1]) if path else []
+    return bool({"bias", "b"} & set(said)) or any(w[:1] == "b" and w[1:] in (*_FUSED, *"qkvo") for w in said)
+
+
 def place_of(path: tuple[str, ...]) -> Place | None:
     """The part that a parameter belongs to, by the nearest of the last three components that says one.
 
-    A plain "dense" or "proj" below says less than the "query" or "output" above it.
+    A plain "dense" or "proj" below says less than the "query" or "output" above it. Of an adapter
+    (q_proj/lora_A/default/weight) the components above it count where its own say nothing.
     """
+    place = _nearest(path)
+    adapter = next((i for i, component in enumerate(path) if "lora" in words(component)), 0)
+    return _nearest(path[:adapter]) if place is None and adapter else place
+
+
+def _nearest(path: tuple[str, ...]) -> Place | None:
     weak, norm = None, False
     for i in reversed(range(max(0, len(path) - 3), len(path))):
         said = words(path[i])

@@ -4,6 +4,7 @@ Shapes and integers alone; neither JAX nor PyTorch.
 """
 
 import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,10 +33,16 @@ class Slices:
 
     def __post_init__(self) -> None:
         check_count("repeats", self.repeats)
+        _check_axis(self.axis)
+        allowed = "(label, start, stop) one after the other from 0, none empty"
+        do = 'e.g. (("qk", 0, 16), ("ov", 16, 24)); by sizes and letters: fused("qkv", axis=-1)'
+        if not isinstance(self.parts, list | tuple) or not all(map(_is_part, self.parts)):
+            reject("parts", self.parts, allowed, do, LabelError)
+        object.__setattr__(self, "parts", tuple((label, int(a), int(b)) for label, a, b in self.parts))
         stops = [0, *(stop for _, _, stop in self.parts)]
         starts = [start for _, start, _ in self.parts]
         if not self.parts or starts != stops[:-1] or any(a >= b for a, b in zip(starts, stops[1:], strict=True)):
-            reject("parts", self.parts, "(label, start, stop) one after the other from 0, none empty", error=LabelError)
+            reject("parts", self.parts, allowed, do, LabelError)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -59,6 +66,18 @@ class Slices:
     def __str__(self) -> str:
         shown = ", ".join(f"{label} {start}:{stop}" for label, start, stop in self.parts)
         return f"{shown} of axis {self.axis}{f', {self.repeats} times over' if self.repeats > 1 else ''}"
+
+
+def _check_axis(axis: object) -> None:
+    if isinstance(axis, bool) or not isinstance(axis, numbers.Integral):
+        reject("axis", axis, "an integer", "-1 is the last", LabelError)
+
+
+def _is_part(part: object) -> bool:
+    """Whether it is a label, an integer and an integer."""
+    if not isinstance(part, list | tuple) or len(part) != 3 or not isinstance(part[0], str) or not part[0]:
+        return False
+    return all(isinstance(at, numbers.Integral) and not isinstance(at, bool) for at in part[1:])
 
 
 @dataclass(frozen=True)
@@ -106,8 +125,7 @@ def fused(letters: str, *, axis: int, sizes: Sequence[int] | None = None, heads:
     """
     if not isinstance(letters, str) or not letters or set(letters) - set(CIRCUIT) or len(set(letters)) < len(letters):
         reject("letters", letters, "parts of q, k, v, o, each once, in their order", 'e.g. fused("qkv", axis=-1)')
-    if isinstance(axis, bool) or not isinstance(axis, int):
-        reject("axis", axis, "an integer", "-1 is the last")
+    _check_axis(axis)
     if sizes is not None:
         sizes = tuple(check_count("each of sizes", size) for size in as_tuple("sizes", sizes))
         if len(sizes) != len(letters):
@@ -196,6 +214,24 @@ def _sizes(length: int, letters: str, inner: int) -> Shape:
     if own <= 0 or own % 2 or narrow >= inner or inner % narrow:
         return ()
     return tuple(inner if letter == "q" else narrow for letter in letters)
+
+
+def fits(out: Shape, query: Shape, value: Shape, times: int = 1) -> bool:
+    """Whether a kernel of shape `out` can be the output projection beside a query and a value of these shapes.
+
+    It takes the width of the queries (or values), `times` of them where heads are modules of their own, back to the width
+    that they read. Whatever the order of axes; leading axes of layers or seeds count as a part of the width.
+    """
+    read = list(zip(_divided(query), _divided(value), strict=True)) if len(query) == len(value) else []
+    read = read or [(q, v) for q in _divided(query) for v in _divided(value)]
+    return any(
+        d in (q[0], v[0]) and inner in (times * q[1], times * v[1]) for d, inner in _divided(out) for q, v in read
+    )
+
+
+def _divided(shape: Shape) -> list[tuple[int, int]]:
+    """(length of an axis, entries along all others) of every axis."""
+    return [(length, math.prod(shape) // length) for length in shape if length]
 
 
 def bias_slices(shape: Shape, kernel: Shape, slices: Slices) -> list[Slices]:
