@@ -104,6 +104,7 @@ def train(r, text, fused):
     torch.manual_seed(0)
     model = Model(len(text.characters), fused)
     split_fused(model)  # qkdyn
+    # freeze=("rest",) leaves a part out of the groups, not out of clip_grad_norm_(model.parameters()): clip the groups' own.
     groups = circuit_groups(model, learning_rate=RATE, multipliers={"qk": r, "ov": 1.0, "rest": 1.0})  # qkdyn
     print("; ".join(f"{g['label']}: {sum(p.numel() for p in g['params']):,} at {g['lr']:g}" for g in groups))
     optimizer, records = torch.optim.Adam(groups), []

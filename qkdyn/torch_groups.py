@@ -116,8 +116,8 @@ def merge_fused(model: Any) -> None:
 def circuit_groups(
     model: Any,
     *,
-    learning_rate: float,
-    multipliers: Mapping[str, float],
+    learning_rate: Any,
+    multipliers: Mapping[str, Any],
     freeze: Sequence[str] = (),
     rules: Rules | None = None,
 ) -> list[dict[str, Any]]:
@@ -129,10 +129,12 @@ def circuit_groups(
 
     Args:
         model: a `torch.nn.Module`, after `split_fused` if it fuses anything.
-        learning_rate: > 0.
-        multipliers: > 0, for each label; "embed", "mlp" and "head" without one have that of "rest". The paper's ratio r is
-            multipliers["qk"] / multipliers["ov"].
-        freeze: labels that are in no group, and so are not trained.
+        learning_rate: > 0; a number or a tensor of one.
+        multipliers: > 0, for each label, numbers or tensors of one; "embed", "mlp" and "head" without one have that of "rest",
+            which may be no parameter's. The paper's ratio r is multipliers["qk"] / multipliers["ov"].
+        freeze: labels that are in no group, and so are not trained. Their requires_grad stays as it is: they still have
+            gradients, which `clip_grad_norm_(model.parameters(), ...)` counts; to clip by what is trained give it the groups'
+            parameters, or set requires_grad_(False) on the others.
         rules: as for `circuit_labels`.
 
     Returns:
@@ -141,12 +143,18 @@ def circuit_groups(
     Raises:
         InputError: a rate or a multiplier that is not a finite number > 0.
         LabelError: as for `circuit_labels`; a fused parameter that is not split, a label without a multiplier, a multiplier
-            that no parameter uses.
+            or a frozen label that no parameter has, a multiplier of parameters that all have requires_grad=False.
     """
     frozen = as_tuple("freeze", freeze)
-    check_positive("learning_rate", learning_rate)
-    for name, value in multipliers.items():
-        check_positive(f"multipliers[{name!r}]", value, do=f'to train this part not at all: freeze=("{name}",)')
+    if not isinstance(multipliers, Mapping) or not multipliers:
+        reject("multipliers", multipliers, "a rate for each label", 'e.g. {"qk": 10.0, "ov": 1.0, "rest": 1.0}')
+    learning_rate = check_positive("learning_rate", _number(learning_rate))
+    multipliers = {
+        name: check_positive(
+            f"multipliers[{name!r}]", _number(value), do=f'to train this part not at all: freeze=("{name}",)'
+        )
+        for name, value in multipliers.items()
+    }
     if set(frozen) & set(multipliers):
         reject("freeze", frozen, "labels without a multiplier", error=LabelError)
     known = {*multipliers, *frozen}
@@ -155,12 +163,36 @@ def circuit_groups(
     if wrong:
         shown = ", ".join(wrong[:30]) + (f" and {len(wrong) - 30} more" if len(wrong) > 30 else "")
         raise LabelError(f"no multiplier for {shown}; the multipliers are {', '.join(map(repr, multipliers))}")
-    unused = sorted(known - {label for _, label, _ in taken})
-    if unused:
-        said = ", ".join(map(repr, unused))
-        raise LabelError(f"multipliers {said} match no parameter: remove them, or mend the name")
+    used = {label for _, label, _ in taken}
+    for what, names in (("multipliers", set(multipliers) - {"rest"}), ("freeze:", set(frozen) - {"rest"})):
+        if names - used:
+            said, has = (", ".join(map(repr, sorted(some))) for some in (names - used, used))
+            raise LabelError(
+                f"{what} {said} match no parameter; the labels are {has}: remove what is too much, or mend the name"
+            )
     groups = {label: [part for _, own, part in taken if own == label and part.requires_grad] for label in multipliers}
-    return [{"params": groups[label], "lr": learning_rate * by, "label": label} for label, by in multipliers.items()]
+    still = [label for label, parts in groups.items() if not parts and label != "rest"]
+    if still:
+        do = "call requires_grad_(True) on what is to be trained, or " + " ".join(
+            f'freeze=("{name}",)' for name in still
+        )
+        reject(
+            "multipliers",
+            still,
+            "of parameters that are trained",
+            f"all of theirs have requires_grad=False: {do}",
+            LabelError,
+        )
+    return [
+        {"params": groups[label], "lr": learning_rate * by, "label": label}
+        for label, by in multipliers.items()
+        if groups[label]
+    ]
+
+
+def _number(value: Any) -> Any:
+    """A tensor of one number as the number."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def _by_label(labelled: list[tuple[_Tensor, Label]], known: set[str]) -> list[tuple[str, str, Any]]:

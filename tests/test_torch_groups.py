@@ -248,7 +248,47 @@ def test_a_shared_module_is_one_and_other_parametrizations_keep_their_labels(tor
     assert sorted(held) == sorted(map(id, model.parameters()))
 
 
-def test_wrong_input_is_refused(torch, groups, kinds):
+def test_what_has_no_gradient_and_rest_that_is_nothing(torch, groups, kinds):
+    model = kinds("separate")
+    for part in (model.attn.q_proj, model.attn.k_proj):
+        part.requires_grad_(False)
+    with pytest.raises(LabelError, match=r"requires_grad=False: .*freeze=\(\"qk\",\)"):
+        groups.circuit_groups(model, learning_rate=RATE, multipliers=MULTIPLIERS)
+    alone = kinds("separate").attn
+    ten = torch.tensor(10.0)
+    made = groups.circuit_groups(
+        alone, learning_rate=torch.tensor(0.5), multipliers={"qk": ten, "ov": 1.0, "rest": 1.0}
+    )
+    assert [(group["label"], group["lr"]) for group in made] == [("qk", 5.0), ("ov", 0.5)]
+    torch.optim.AdamW(made)
+
+
+def test_pytorchs_attention_of_several_widths_and_with_biases_of_its_own(torch, groups):
+    for options, names in (
+        ({"kdim": 8, "vdim": 4}, ["in_proj_bias"]),
+        ({"add_bias_kv": True}, ["in_proj_weight", "in_proj_bias"]),
+    ):
+        model = torch.nn.MultiheadAttention(WIDTH, HEADS, **options)
+        found = groups.circuit_labels(model)
+        assert {label for label in found.values() if isinstance(label, str)} <= {"qk", "ov"}
+        assert groups.split_fused(model) == names
+        made = groups.circuit_groups(model, learning_rate=RATE, multipliers={"qk": 10.0, "ov": 1.0})
+        held = {id(parameter): group["label"] for group in made for parameter in group["params"]}
+        assert len(held) == len(list(model.parameters()))
+        own = (model.bias_k, model.bias_v) if model.bias_k is not None else (model.k_proj_weight, model.v_proj_weight)
+        assert [held[id(parameter)] for parameter in own] == ["qk", "ov"]
+
+
+def test_heads_as_modules(torch, groups):
+    def head():
+        return torch.nn.ModuleDict({name: torch.nn.Linear(WIDTH, 3, bias=False) for name in ("query", "key", "value")})
+
+    model = torch.nn.ModuleDict({"heads": torch.nn.ModuleList([head(), head()]), "proj": torch.nn.Linear(6, WIDTH)})
+    found = groups.circuit_labels(torch.nn.ModuleDict({"sa": model}))
+    assert (found["sa.proj.weight"], found["sa.proj.bias"], found["sa.heads.1.query.weight"]) == ("ov", "ov", "qk")
+
+
+def test_wrong_input_is_refused(torch, groups, kinds, unchecked):
     def made(model=None, rate=RATE, multipliers=MULTIPLIERS, **options):
         return groups.circuit_groups(model or kinds("separate"), learning_rate=rate, multipliers=multipliers, **options)
 
@@ -260,6 +300,15 @@ def test_wrong_input_is_refused(torch, groups, kinds):
         (lambda: made(rate=float("nan")), InputError, "learning_rate"),
         (lambda: made(multipliers={"qk": 1.0, "ov": 1.0}), LabelError, "mlp.weight -> 'mlp'"),
         (lambda: made(multipliers=MULTIPLIERS | {"embeddings": 1.0}), LabelError, "'embeddings' match no parameter"),
+        (
+            lambda: made(freeze=("foo",)),
+            LabelError,
+            "^freeze: 'foo' match no parameter; the labels are 'ov', 'qk', 'rest'",
+        ),
+        (lambda: made(multipliers=None), InputError, "multipliers must be a rate for each label"),
+        (lambda: made(multipliers={}), InputError, "multipliers must be a rate for each label"),
+        (lambda: made(multipliers=MULTIPLIERS | {"qk": torch.tensor(-1.0)}), InputError, "qk"),
+        (lambda: made(multipliers=MULTIPLIERS | {"qk": torch.ones(2)}), InputError, "qk"),
         (lambda: made(freeze=("qk",)), LabelError, "freeze"),
         (lambda: groups.split_fused(kinds("interleaved")), LabelError, "head by head"),
         (lambda: groups.split_fused(torch.nn.Linear(2, 2)), LabelError, "no attention"),
