@@ -154,7 +154,7 @@ def finished(config: Config, folder: Path) -> list[Record]:
 
 def draw(records: Sequence[Record], folder: Path) -> list[Path]:
     """The page, the tables and the figure of all finished arms."""
-    frame = arms_frame(records)
+    frame = arms_frame(records, {orthogonal.SETTING: orthogonal.equivalent})
     files = [
         write_text(folder / "verdict.md", page(frame)),
         write_text(folder / "arms.md", arms_table(frame)),

@@ -7,19 +7,24 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from experiments.intervened.tables import RATES, RATIO, WHERE, by_rank, families, ranking
+from experiments.intervened.tables import FEWEST, NOTABLE, RATIO, WHERE, by_rank, families, ranking
+from experiments.intervened.verdict import Frame, prices, unknown, verdict
+from experiments.intervened.words import NONE, interval, number, of_family, places, plural, signed, times
 
-# pandas: what indexing gives is not known to checkers of types.
-Frame = Any
-NONE = "·"
-# A family is as strong as the ratio where it adds at least so much of what the strongest ratio adds.
-AS_STRONG = 0.5
-# Theory is met where attention is no further off.
-CLOSE = 0.02
+# So near to all attention the order of arms means nothing.
+NEAR_ALL = 0.01
+# What attention is in each setting, and the loss at which it is read.
+ATTENTION = {
+    "orthogonal": "in orthogonal it is alpha, the mass on the class tokens, at the exact loss",
+    "tokens": "in tokens the mass on the class's own tokens and on the query's, at the loss of a fixed batch",
+    "hatexplain": "in hatexplain MRTA on the test split, the mass on the tokens that annotators marked in toxic posts, at the "
+    "mean training loss of an epoch; there the recipe's clip of all gradients to norm 1 acts before a circuit's own, all arms "
+    "are AdamW's, and SGD, momentum and Adam were not run",
+}
 
 
 def page(frame: pd.DataFrame) -> str:
-    """The page as Markdown: two sentences, a table of families, what theory says, and what was not reached.
+    """The page as Markdown: two sentences, prices, how to read it, a table of families, and what is left to say.
 
     Args:
         frame: `arms_frame` of the finished arms.
@@ -27,78 +32,39 @@ def page(frame: pd.DataFrame) -> str:
     found = families(frame)
     parts = [
         "# Interventions beside the learning-rate ratio",
-        _verdict(frame, found),
+        verdict(frame, found),
+        prices(found),
         _how(frame),
         _table(found),
-        *[f"- {line}" for line in (*_beside_theory(frame), *_adam(frame), *_left_out(frame))],
+        "\n".join(f"- {line}" for line in (*unknown(found), *_beside_theory(frame), *_adam(frame), *_left_out(frame))),
     ]
-    text = "\n\n".join(part for part in parts if part and not part.startswith("- "))
-    lines = "\n".join(part for part in parts if part.startswith("- "))
-    return f"{text}\n\n{lines}\n" if lines else f"{text}\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def arms_table(frame: pd.DataFrame) -> str:
     """All arms as Markdown, in each setting by how much attention they add."""
-    head = "| setting | what | attention | added [95%] | as r = | theory adds | steps | accuracy | runs |"
-    lines = [head, "|" + " --- |" * 9]
+    names = ("setting", "what", "attention", "added [95%]", "beside its fastest ratio", "as r =", "theory adds")
+    names += ("theory, as r =", "steps", "steps at equal attention", "accuracy", "runs")
+    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
     for row in ranking(frame).to_dict("records"):
-        place = f"{row['setting']} {row['form']}"
         runs = f"{row['reached']} of {row['seeds']}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
-        lines.append(
-            f"| {place} | {row['family']}: {row['label']} | {_number(row['attention'], '.3f')} | "
-            f"{_interval(row, 'change')} | {_number(row['r_eq'], '.3g')} | {_number(row['theory_change'], '+.3f')} | "
-            f"{_times(row['steps_ratio'])}{'*' * bool(row['own_rate'])} | {_number(row['accuracy'], '.3f')} | {runs} |"
+        own = "*" * bool(row["own_rate"])
+        cells = (
+            f"{row['setting']} {row['form']}",
+            f"{row['family']}: {row['label']}",
+            number(row["attention"], ".3f"),
+            interval(row, "change"),
+            interval(row, "beside_fast"),
+            number(row["r_eq"], ".3g"),
+            signed(row["theory_change"]),
+            number(row["theory_r_eq"], ".3g"),
+            f"{times(row['steps_ratio'])}{own}",
+            f"{times(row['price'])}{own if math.isfinite(row['price']) else ''}",
+            number(row["accuracy"], ".3f"),
+            runs,
         )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def _verdict(frame: Frame, found: Frame) -> str:
-    """The two sentences."""
-    if found.empty or not np.isfinite(found["change"]).any():
-        return (
-            "**No run of an intervention can be compared with a plain one**: either the plain runs or all others have "
-            "diverged or reached no loss at which they are read. Lower the rates, or train the arms that are missing."
-        )
-    others: Any = found[~found["family"].isin(RATES)]
-    if others.empty:
-        return f"**Only rates were varied so far** ({frame['name'].nunique()} arms): nothing to compare the ratio with."
-    names, raising = list(dict.fromkeys(others["family"])), others[others["sharpens"]]
-    if raising.empty:
-        first = f"**The learning-rate ratio is special**: none of {len(names)} other families of interventions sharpens"
-        return f"{first} attention at a matched loss, in {_listed(list(dict.fromkeys(_places(found))))}."
-    everywhere = [name for name in by_rank(raising) if _of(others, name)["sharpens"].all()]
-    count = raising["family"].nunique()
-    first = (
-        f"**The learning-rate ratio is one of several knobs**: {count} of {len(names)} other families of interventions sharpen "
-        f"attention at a matched loss too, {len(everywhere)} of them in every setting where they were tried"
-    )
-    strong = [name for name in by_rank(raising) if (_of(raising, name)["share"] >= AS_STRONG).any()]
-    much = f"{AS_STRONG:.0%} of what the strongest ratio adds"
-    reach = f"; at least {much} is reached by {_listed(strong)}" if strong else f"; none of them reaches {much}"
-    known = np.isfinite(raising["share"]).any()
-    return f"{first}{reach if known else ''}. {_second(frame, found, raising)}"
-
-
-def _second(frame: Frame, found: Frame, raising: Frame) -> str:
-    """Whether it is one quantity, and what sets the ratio apart: its cost."""
-    errors, one = frame["theory_error"].abs(), ""
-    told = errors[np.isfinite(errors)]
-    if len(told):
-        arms = frame.loc[np.isfinite(errors), "name"].nunique()
-        within = f"attention of {arms} arms to within {told.max():.1%} (median {told.median():.2%}); "
-        one = f"Where there is a theory, of one quantity, the ratio of the circuits' effective rates, it gives {within}"
-        if told.max() > CLOSE:
-            one = one.replace("it gives", "that quantity alone does not tell all: it gives")
-    # Updates compare only between arms of one rate.
-    ratio: Any = found[found["family"] == RATIO]
-    same: Any = raising[~raising["own_rate"].astype(bool)]
-    text = f"{'its' if one else 'Its'} price sets the ratio apart: the strongest takes {_times(ratio['steps_ratio'].median())}"
-    text += " the plain arm's updates (median over settings)"
-    beside = [_of(same, name).sort_values("share").iloc[-1] for name in by_rank(same)[:3]] if len(same) else []
-    if beside:
-        at = [f"{row['family']} {_times(row['steps_ratio'])} for {row['change']:+.3f}" for row in beside]
-        text += f", {_listed(at)} at the same rates"
-    return f"{one}{text}."
 
 
 def _how(frame: Frame) -> str:
@@ -106,23 +72,40 @@ def _how(frame: Frame) -> str:
     ranked: Any = frame[frame["ranked"]]
     levels = [f"{s} {f} at {level:g}" for s, f, level in _unique(ranked, [*WHERE, "level"])]
     seeds = int(frame["seeds"].max())
+    same = [place for place, own in ranked.groupby(list(WHERE), sort=False) if _deterministic(own)]
+    agree = f" Where seeds agree to all digits the setting is deterministic ({_joined(same)})." if same else ""
+    told = [text for name, text in ATTENTION.items() if (frame["setting"] == name).any()]
+    ratio = f" Attention: {'; '.join(told)}." if told else ""
     return (
-        f"Attention added at a matched loss ({', '.join(levels)}), beside the plain arm (r = 1) seed by seed, {seeds} seeds, "
-        "95% Student intervals in the tables. Of each family the arm that adds most, and in brackets the updates that it takes "
-        "beside the plain arm (*: at rates or by an optimizer of its own, so that updates do "
-        "not compare). Families stand in the order of their share of what the strongest ratio adds, in the mean."
+        f"Attention added at a matched loss ({', '.join(levels)}), beside the plain arm (r = 1, nothing done) seed by seed, "
+        f"{plural(seeds, 'seed')}, 95% Student intervals in the tables.{agree}{ratio} A family is one kind of intervention "
+        f"at several strengths; it sharpens where an arm adds at least {NOTABLE:.0%} of what the strongest ratio adds, by an "
+        f"interval above 0 of at least {FEWEST} runs that all reached the loss. Shown is its arm that adds most, or, where "
+        "none sharpens, the one whose effect is largest in size; in brackets the updates that it takes beside the plain arm "
+        "(*: at rates or by an optimizer of its own, so that updates do not compare), then what theory adds and, where it "
+        f"changes, accuracy in points. =: attention within {NEAR_ALL:g} of 1, where order means nothing. Ramps and delays are "
+        "schedules of the ratio, momentum and rescaled gradients are the ratio under another name by gradient descent, and "
+        "Adam at another r has both: none of them counts as another family. The strength of normalization is a rate. "
+        "Families stand in the order of their share of what the strongest ratio adds, in the mean."
     )
+
+
+def _deterministic(own: Frame) -> bool:
+    """Whether seeds of the arms of the ratio agree to all digits."""
+    ratio: Any = of_family(own, RATIO)
+    width = ratio["attention_high"] - ratio["attention_low"]
+    return len(ratio) > 0 and bool((width < 1e-9).all())
 
 
 def _table(found: Frame) -> str:
     """Families by rank; one column for each setting and form."""
     if found.empty:
         return ""
-    places = list(dict.fromkeys(_places(found)))
-    lines = [f"| intervention | {' | '.join(places)} |", "|" + " --- |" * (len(places) + 1)]
+    names = places(found)
+    lines = [f"| intervention | {' | '.join(names)} |", "|" + " --- |" * (len(names) + 1)]
     for family in by_rank(found):
-        own = {f"{row['setting']} {row['form']}".strip(): row for row in _of(found, family).to_dict("records")}
-        lines.append(f"| {family} | {' | '.join(_cell(own.get(place)) for place in places)} |")
+        own = {f"{row['setting']} {row['form']}".strip(): row for row in of_family(found, family).to_dict("records")}
+        lines.append(f"| {family} | {' | '.join(_cell(own.get(place)) for place in names)} |")
     return "\n".join(lines)
 
 
@@ -130,81 +113,76 @@ def _cell(row: dict[str, Any] | None) -> str:
     if row is None:
         return NONE
     if not math.isfinite(row["change"]):
-        return "diverged" if row["diverged"] else "not reached"
-    text = f"{row['change']:+.3f} ({_times(row['steps_ratio'])}{'*' * bool(row['own_rate'])})"
+        return "diverged" if row["diverged"] else "not reached" if not row["reached"] else "no plain run"
+    text = f"{signed(row['change'])}{'=' * (row['attention'] > 1 - NEAR_ALL)}"
+    text += f" ({times(row['steps_ratio'])}{'*' * bool(row['own_rate'])})"
     if math.isfinite(row["theory_change"]):
-        text += f", theory {row['theory_change']:+.3f}"
-    return text
+        text += f", theory {signed(row['theory_change'])}"
+    points = 100 * row["accuracy_change"]
+    if math.isfinite(points) and abs(points) >= 0.05:
+        text += f", accuracy {signed(points, 1)}"
+    return text if row["known"] else f"{text}, too few runs"
 
 
 def _beside_theory(frame: Frame) -> list[str]:
-    """How far theory is off, by form."""
+    """How far theory is off, by form, and levels that only one of runs and theory reached."""
     said = []
     for place, own in frame.groupby(list(WHERE), sort=False):
         known: Any = own[np.isfinite(own["theory_error"])]
         if len(known):
             worst = known.loc[known["theory_error"].abs().idxmax()]
-            where = " ".join(map(str, place)).strip()
             said.append(
-                f"Theory, {where}: attention of {known['name'].nunique()} arms at all levels within "
+                f"Theory, {_joined([place])}: attention of {plural(known['name'].nunique(), 'arm')} at all levels within "
                 f"{abs(worst['theory_error']):.2%}, the furthest off {worst['family']}, {worst['label']}."
             )
+    for row in frame[frame["gap"] != ""].to_dict("records"):
+        which = ("runs", "theory") if row["gap"] == "run" else ("theory", "no run")
+        only = f"reached by {which[0]} and not by theory" if row["gap"] == "run" else "reached by theory and by no run"
+        said.append(f"{_arm(row)}: {row['level']:g} is {only}.")
     return said
 
 
 def _adam(frame: Frame) -> list[str]:
     """Under Adam a ratio of rates is not a rescaling of gradients."""
+    shorts = [
+        ("Adam", "adam-1", "adam-10", "gain-adam", 10),
+        ("AdamW", "plain", "ratio-30", "gain-adamw", 30),
+    ]
     said = []
     for place, own in frame[frame["ranked"]].groupby(list(WHERE), sort=False):
-        rows = {short: own[own["name"].str.endswith(f"-{short}")] for short in ("adam-1", "adam-10", "gain-adam")}
-        if all(len(row) == 1 and np.isfinite(row["attention"].iloc[0]) for row in rows.values()):
-            one, rate, gain = (float(row["attention"].iloc[0]) for row in rows.values())
-            said.append(
-                f"Adam, {' '.join(map(str, place)).strip()}: attention {one:.3f} at r = 1, {rate:.3f} with the rate of QK "
-                f"times 10, {gain:.3f} with its gradient times 10."
-            )
+        for name, *ends, factor in shorts:
+            rows = [own[own["name"].str.endswith(f"-{short}")] for short in ends]
+            if all(len(row) == 1 and np.isfinite(row["attention"].iloc[0]) for row in rows):
+                one, rate, gain = (float(row["attention"].iloc[0]) for row in rows)
+                said.append(
+                    f"{name}, {_joined([place])}: attention {one:.3f} at r = 1, {rate:.3f} with the rate of QK times {factor} "
+                    f"({signed(rate - one)} by this ratio), {gain:.3f} with its gradient times {factor} ({signed(gain - one)})."
+                )
     return said
 
 
 def _left_out(frame: Frame) -> list[str]:
-    """Arms of which some run diverged or did not reach the level."""
+    """Arms of which some run diverged or is not read at the level."""
     rows: Any = frame[frame["ranked"] & (frame["reached"] < frame["seeds"])]
     said = []
     for row in rows.to_dict("records"):
-        how = f"{row['diverged']} diverged" if row["diverged"] else "the others ended before"
-        what = f"{row['setting']} {row['form']}, {row['family']}, {row['label']}"
-        said.append(f"{what}: {row['reached']} of {row['seeds']} runs reached {row['level']:g}; {how}.")
+        diverged, others = row["diverged"], row["seeds"] - row["reached"] - row["diverged"]
+        how = [f"{diverged} diverged"] if diverged else []
+        # Of a run that is stopped by its last level none is left to say which of both it was.
+        how += [f"{others} ended before, or were below it before the first reading"] if others > 0 else []
+        said.append(
+            f"{_arm(row)}: {row['reached']} of {row['seeds']} runs are read at {row['level']:g}; {', '.join(how)}."
+        )
     return said
 
 
-def _of(found: Frame, family: str) -> Frame:
-    rows: Any = found[found["family"] == family]
-    return rows
+def _arm(row: dict[str, Any]) -> str:
+    return f"{row['setting']} {row['form']}, {row['family']}, {row['label']}"
 
 
-def _places(found: Frame) -> list[str]:
-    return [f"{s} {f}".strip() for s, f in zip(*(found[name] for name in WHERE), strict=True)]
+def _joined(found: Sequence[Any]) -> str:
+    return ", ".join(" ".join(map(str, place)).strip() for place in found)
 
 
 def _unique(frame: Frame, names: Sequence[str]) -> list[tuple[Any, ...]]:
     return list(dict.fromkeys(zip(*(frame[name] for name in names), strict=True)))
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _interval(row: dict[str, Any], name: str) -> str:
-    if not math.isfinite(row[name]):
-        return NONE
-    ends = [row[f"{name}_low"], row[f"{name}_high"]]
-    brackets = f" [{ends[0]:+.3f}, {ends[1]:+.3f}]" if all(map(math.isfinite, ends)) else ""
-    return f"{row[name]:+.3f}{brackets}"
-
-
-def _number(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else NONE
-
-
-def _times(value: float) -> str:
-    return f"{value:.2f} x" if math.isfinite(value) else NONE

@@ -1,7 +1,7 @@
 """Tables of all arms: attention at a matched loss beside the plain arm, seed by seed, and what it costs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,21 +13,25 @@ from qkdyn.metrics.intervals import Interval, confidence_interval
 from qkdyn.metrics.paired import paired_difference
 
 RATIO = "ratio"
-# What the learning-rate ratio is under another name: rates in time, rates divided by 1 - beta, gradients that are rescaled.
-RATES = (
-    RATIO,
-    "ramp up",
-    "ramp down",
-    "delayed QK",
-    "delayed OV",
-    "momentum",
-    "gradient of QK rescaled",
-)
+# Ratios that change in time.
+SCHEDULES = ("ramp up", "ramp down", "delayed QK", "delayed OV")
+# Arms of an optimizer of their own that have a ratio other than 1 too.
+WITH_RATIO = " with another r"
+RESCALED = "gradient of QK rescaled"
 # Measures of a run at a level: attention is in the setting's own measure, steps is the update at which the loss is reached.
 MEASURES = ("attention", "accuracy", "step")
 WHERE = ("setting", "form")
 # What adds less than this share of what the strongest ratio adds is not called a knob, however narrow its interval.
 NOTABLE = 0.02
+# Runs from which on an interval says whether a family sharpens.
+FEWEST = 3
+# (form, attention, loss) to the constant ratio that has this attention there, None where none has.
+Exact = Callable[[str, float, float], float | None]
+
+
+def is_ratio(family: str) -> bool:
+    """Whether this is the learning-rate ratio under another name: in time, divided by 1 - beta, or of rescaled gradients."""
+    return family in (RATIO, *SCHEDULES, "momentum", RESCALED) or family.endswith(WITH_RATIO)
 
 
 def where(arm: Mapping[str, Any]) -> tuple[str, str]:
@@ -50,22 +54,49 @@ def values(record: Record, level: float, measure: str) -> np.ndarray:
     return np.array(found, float)
 
 
-def arms_frame(records: Sequence[Record]) -> pd.DataFrame:
+def arms_frame(records: Sequence[Record], exact: Mapping[str, Exact] | None = None) -> pd.DataFrame:
     """One row for each arm and level.
 
-    Columns: setting, form, family, label, name, r, level, ranked (whether settings are compared at this level), plain, own_rate
-    (whether eta_ov or the optimizer is another than the plain arm's, so that updates do not compare), seeds, reached and
-    diverged (runs); attention and its 95% interval; change of attention beside the plain arm, paired by seed; steps, and
-    steps_ratio beside the plain arm; accuracy and accuracy_change; r_eq, the constant ratio of which the arms of the ratio
-    have as much attention (NaN where none has); theory_attention, theory_change, theory_r_eq and theory_error, relative.
+    Columns: setting, form, family, label, name, r, level, ranked (whether settings are compared at this level), plain, kind
+    (the plain arm's optimizer), own_rate (whether eta_ov, the optimizer or, beside the ratio, r is another than the plain
+    arm's, so that updates do not compare), seeds, reached and diverged (runs), judged (whether all seeds, and enough, compare);
+    attention and its 95% interval; change of attention beside the plain arm, paired by seed; beside_fast, that of schedules
+    beside the arm of their fastest ratio; steps, and steps_ratio beside the plain arm; accuracy and accuracy_change; r_eq, the
+    constant ratio with as much attention, and price, steps beside those of this ratio (NaN where the arms of the ratio have
+    no such attention); theory_attention, theory_change, theory_r_eq and theory_error, relative; gap, "run" or "theory" where
+    only that one reached the level.
+
+    Args:
+        records: of finished arms.
+        exact: for each setting that knows, what gives r_eq; the others' is interpolated between arms of the ratio.
     """
-    plain = {where(record["arm"]): record for record in records if is_plain(record["arm"])}
-    rows = [
-        _row(record, level, plain.get(where(record["arm"]))) for record in records for level in record["arm"]["levels"]
-    ]
+    plain, kinds, ratios = {}, {}, {}
+    for record in records:
+        arm = record["arm"]
+        place = where(arm)
+        if is_plain(arm):
+            plain[place] = record
+            kinds[place] = arm["optimizer"]
+        kinds.setdefault(place, arm["optimizer"])
+        if arm["family"] == RATIO:
+            ratios[*place, arm["r"]] = record
+    rows = []
+    for record in records:
+        place = where(record["arm"])
+        fast = ratios.get((*place, _fastest(record["arm"]))) if record["arm"]["family"] in SCHEDULES else None
+        rows += [
+            _row(record, level, plain.get(place), fast) | {"kind": kinds[place]} for level in record["arm"]["levels"]
+        ]
     frame = pd.DataFrame(rows)
-    frame["r_eq"] = _equivalents(frame)
+    frame["r_eq"], frame["price"] = _equivalents(frame, exact or {})
+    frame["gap"] = _gaps(frame)
     return frame
+
+
+def _fastest(arm: Mapping[str, Any]) -> float:
+    """The largest ratio that an arm's schedules come to."""
+    schedule = arm["on"]["qk"]["schedule"]
+    return arm["r"] * max(schedule["start"], schedule["end"])
 
 
 def ranked_level(levels: Sequence[float]) -> float:
@@ -73,29 +104,35 @@ def ranked_level(levels: Sequence[float]) -> float:
     return levels[len(levels) // 2]
 
 
-def _row(record: Record, level: float, plain: Record | None) -> dict[str, Any]:
-    arm = record["arm"]
+def _row(record: Record, level: float, plain: Record | None, fast: Record | None) -> dict[str, Any]:
+    arm, base = record["arm"], record["arm"] if plain is None else plain["arm"]
     own = {measure: values(record, level, measure) for measure in MEASURES}
-    row = {name: arm[name] for name in (*WHERE, "family", "label", "name", "r")}
+    row = {name: arm[name] for name in (*WHERE, "family", "label", "name", "r", "optimizer")}
+    if arm["optimizer"] != base["optimizer"] and arm["r"] != base["r"]:
+        row["family"] += WITH_RATIO
     row |= {"level": level, "ranked": level == ranked_level(arm["levels"]), "plain": is_plain(arm)}
-    other = plain is not None and any(arm[name] != plain["arm"][name] for name in ("eta_ov", "optimizer"))
-    row |= {"own_rate": other, "seeds": len(record["runs"])}
+    other = any(arm[name] != base[name] for name in ("eta_ov", "optimizer"))
+    row |= {"own_rate": other or (arm["r"] != base["r"] and not is_ratio(arm["family"])), "seeds": len(record["runs"])}
     row["reached"] = int(np.isfinite(own["attention"]).sum())
     row["diverged"] = sum(run["diverged_at"] is not None for run in record["runs"])
     row |= _named("attention", confidence_interval(own["attention"]))
     row |= {name: float(confidence_interval(own[short]).mean) for name, short in (("steps", "step"),)}
     row["accuracy"] = float(confidence_interval(own["accuracy"]).mean)
-    nothing = np.full(row["seeds"], np.nan)
-    theirs = {m: nothing if plain is None else _matching(record, plain, level, m) for m in MEASURES}
+    theirs = {m: _matching(record, plain, level, m) for m in MEASURES}
+    pairs = int(np.isfinite(own["attention"] - theirs["attention"]).sum())
+    row["judged"] = pairs == row["seeds"] >= FEWEST
     row |= _named("change", paired_difference(own["attention"], theirs["attention"]))
+    row |= _named("beside_fast", paired_difference(own["attention"], _matching(record, fast, level, "attention")))
     row |= _named("steps_ratio", confidence_interval(own["step"] / theirs["step"]))
     row |= _named("accuracy_change", paired_difference(own["accuracy"], theirs["accuracy"]))
     return row | _theory(record, plain, level, row["attention"])
 
 
-def _matching(record: Record, plain: Record, level: float, measure: str) -> np.ndarray:
-    """The plain arm's values in the order of this arm's seeds; NaN of a seed that it lacks."""
-    known = dict(zip([run["seed"] for run in plain["runs"]], values(plain, level, measure), strict=True))
+def _matching(record: Record, other: Record | None, level: float, measure: str) -> np.ndarray:
+    """The other arm's values in the order of this arm's seeds; NaN of a seed that it lacks."""
+    known: dict[int, float] = {}
+    if other is not None:
+        known = dict(zip([run["seed"] for run in other["runs"]], values(other, level, measure), strict=True))
     return np.array([known.get(run["seed"], math.nan) for run in record["runs"]], float)
 
 
@@ -116,22 +153,49 @@ def _theory(record: Record, plain: Record | None, level: float, attention: float
     return found | {"theory_r_eq": told(record, "r_eq"), "theory_error": attention / predicted - 1}
 
 
-def _equivalents(frame: pd.DataFrame) -> np.ndarray:
-    """For each row the ratio at which the arms of the ratio have its attention, between them in ln r."""
-    found = np.full(len(frame), np.nan)
+def _equivalents(frame: pd.DataFrame, exact: Mapping[str, Exact]) -> tuple[np.ndarray, np.ndarray]:
+    """For each row the ratio that has its attention, and its updates beside those that this ratio takes.
+
+    Between arms of the ratio ln r and ln(updates) are linear in the logit of attention, as they nearly are where it is rare or
+    nearly all.
+    """
+    r_eq, price = np.full(len(frame), np.nan), np.full(len(frame), np.nan)
     groups: Any = frame.groupby([*WHERE, "level"], sort=False)
-    for _, own in groups:
+    for (setting, form, level), own in groups:
+        at, attention = own.index.to_numpy(), own["attention"].to_numpy(float)
         ratios = own[(own["family"] == RATIO) & np.isfinite(own["attention"])].sort_values("r")
-        if len(ratios) < 2:
-            continue
-        # Attention rises with r; where it does not, the first ratio that has as much counts.
-        curve = np.maximum.accumulate(ratios["attention"].to_numpy(float))
-        logs = np.log(ratios["r"].to_numpy(float))
-        attention = own["attention"].to_numpy(float)
-        inside = (attention >= curve[0]) & (attention <= curve[-1])
-        keep = np.concatenate([[True], np.diff(curve) > 0])
-        r_eq = np.exp(np.interp(attention, curve[keep], logs[keep]))
-        found[own.index.to_numpy()] = np.where(inside, r_eq, np.nan)
+        if len(ratios) > 1:
+            # Attention rises with r; where it does not, the first ratio that has as much counts.
+            curve = np.maximum.accumulate(_logit(ratios["attention"].to_numpy(float)))
+            keep = np.concatenate([[True], np.diff(curve) > 0])
+            x = _logit(attention)
+            inside = (x >= curve[0]) & (x <= curve[-1])
+
+            def between(name: str, rows: Any = ratios[keep], x: Any = x, curve: Any = curve[keep]) -> np.ndarray:
+                return np.exp(np.interp(x, curve, np.log(rows[name].to_numpy(float))))
+
+            r_eq[at] = np.where(inside, between("r"), np.nan)
+            price[at] = np.where(inside, own["steps"].to_numpy(float) / between("steps"), np.nan)
+        if setting in exact:
+            told = (exact[setting](form, a, level) if np.isfinite(a) else None for a in attention)
+            r_eq[at] = [math.nan if value is None else value for value in told]
+    return r_eq, price
+
+
+def _logit(share: np.ndarray) -> np.ndarray:
+    share = np.clip(share, 1e-12, 1 - 1e-12)
+    return np.log(share / (1 - share))
+
+
+def _gaps(frame: pd.DataFrame) -> list[str]:
+    """Where a run reached a level and theory did not, or the reverse: of arms that there is a theory of (at this level of some)."""
+    known: Any = frame[np.isfinite(frame["theory_attention"])]
+    told = set(zip(*(known[name] for name in (*WHERE, "optimizer", "level")), strict=True))
+    found = []
+    for row in frame.to_dict("records"):
+        there = (*where(row), row["optimizer"], row["level"]) in told
+        run, theory = row["reached"] > 0, math.isfinite(row["theory_attention"])
+        found.append("" if not there or run == theory else "run" if run else "theory")
     return found
 
 
@@ -144,29 +208,37 @@ def ranking(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def families(frame: pd.DataFrame) -> pd.DataFrame:
-    """For each setting, form and family its strongest arm at the compared level: the one that adds most attention.
+    """For each setting, form and family the arm at the compared level that tells most of it.
 
-    Beside the columns of `arms_frame`: arms (of the family), arms_reached; share, its change over that of the arm of the
-    ratio that adds most; sharpens, whether some arm of the family adds a share of at least `NOTABLE` by an interval above 0.
+    That is the one that adds most attention among those that sharpen it, or else the one whose effect is largest in size.
+    An arm sharpens by an interval above 0 and at least `NOTABLE` of what the strongest ratio adds.
+
+    Beside the columns of `arms_frame`: arms (of the family), arms_reached; known, whether an arm has enough runs to judge by;
+    share, its change over that of the arm of the ratio that adds most; sharpens, whether some arm does.
     """
     rows = []
     groups: Any = ranking(frame).groupby(list(WHERE), sort=False)
     for place, own in groups:
-        ratio = own.loc[own["family"] == RATIO, "change"].max()
-        for family, some in own[~own["plain"]].groupby("family", sort=False):
-            known = some[np.isfinite(some["change"])]
-            best: Any = (known if len(known) else some).iloc[0]
-            row = dict(best) | {"arms": len(some), "arms_reached": len(known)}
-            row["share"] = row["change"] / ratio if ratio > 0 else math.nan
-            least = NOTABLE * ratio if ratio > 0 else 0.0
-            row["sharpens"] = bool(((_low(known) > 0) & (known["change"] >= least)).any())
+        seen = own[np.isfinite(own["change"]) & ~own["plain"].astype(bool)]
+        most = _judged(seen[seen["family"] == RATIO])["change"].max()
+        ratio = most if most > 0 else math.nan
+        least = 0.0 if math.isnan(ratio) else NOTABLE * ratio
+        for family, some in own[~own["plain"].astype(bool)].groupby("family", sort=False):
+            reached = some[np.isfinite(some["change"])]
+            known = _judged(reached)
+            rising = known[known["judged"].astype(bool) & (known["change_low"] > 0) & (known["change"] >= least)]
+            largest = known.loc[known["change"].abs().sort_values(ascending=False, kind="stable").index]
+            best: Any = next(rows for rows in (rising, largest, some) if len(rows)).iloc[0]
+            row = dict(best) | {"arms": len(some), "arms_reached": len(reached)}
+            row |= {"known": bool(known["judged"].any()), "share": row["change"] / ratio, "sharpens": len(rising) > 0}
             rows.append(row | dict(zip(WHERE, place, strict=True)) | {"family": family})
     return pd.DataFrame(rows)
 
 
-def _low(rows: Any) -> np.ndarray:
-    """Lower ends of changes; of a single seed the change itself, which no interval says anything of."""
-    return np.where(np.isfinite(rows["change_low"]), rows["change_low"], rows["change"])
+def _judged(rows: Any) -> Any:
+    """The arms with enough runs, or all where none has."""
+    judged = rows[rows["judged"].astype(bool)]
+    return judged if len(judged) else rows
 
 
 def by_rank(found: pd.DataFrame) -> list[str]:
