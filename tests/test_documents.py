@@ -28,12 +28,22 @@ def test_the_readmes_example_prints_what_it_says():
 
 def test_the_readmes_five_lines_for_a_model_of_ones_own():
     code = re.search(r"## Your own model\n.*?```python\n(.*?)```", README, re.DOTALL).group(1)
-    assert len(code.split("\n\n")) == 2 and len([line for line in code.splitlines() if line]) == 5
+    model, ours = code.split("\n\nfrom qkdyn", 1)
+    ours = "from qkdyn" + ours
+    assert len([line for line in ours.splitlines() if line]) == 5 and "params = " in model
+    shown, as_shown = {}, io.StringIO()
+    with contextlib.redirect_stdout(as_shown):
+        exec(compile(code, "README.md", "exec"), shown)  # as printed, with nothing given
+    for name, rate in {"query": "0.01", "key": "0.01", "value": "0.001", "out": "0.001"}.items():
+        lines = [line.split()[-1] for line in as_shown.getvalue().splitlines() if line.startswith(name)]
+        assert lines == [rate] * 2
+    assert shown["tx"].init(shown["params"]) is not None
+    # The five lines alone, on a tree of another kind.
     shapes = {"attn": dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), (2, 2)), "norm": (2,)}
     params = jax.tree.map(lambda shape: np.ones(shape, np.float32), shapes, is_leaf=lambda of: isinstance(of, tuple))
     found, printed = {"params": params, "optax": optax}, io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "README.md", "exec"), found)
+        exec(compile(ours, "README.md", "exec"), found)
     tx = found["tx"]
     updates = quick(lambda params: tx.update(params, tx.init(params), params)[0])(params)
     for name, times in {"q_proj": 10, "k_proj": 10, "v_proj": 1, "o_proj": 1}.items():
