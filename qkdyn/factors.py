@@ -12,11 +12,13 @@ import numpy as np
 
 from qkdyn.errors import InputError, LabelError, check_count, reject
 from qkdyn.heads import HeadAxis, entries_of, head_axes_of
-from qkdyn.labels import Path, paths_of
+from qkdyn.labels import CIRCUITS, Path, paths_of
 from qkdyn.slices import Shape, Slices
 from qkdyn.splitting import own_axis
 
 _DO = "layers are told apart by a number in the path (layers/3/..., Block_3/...) or lie along layer_axis of scanned parameters"
+
+_OWN = "give each layer a label of its own (circuit_labels' rules) and a multiplier"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,19 @@ class Factors:
             for name, values in given.items():
                 _check_values(f"{what}[{name!r}]", values, dims)
         check_count("layer_axis", self.layer_axis, minimum=0)
+        _check_rules(self.head_axes, self.heads)
+
+
+def _check_rules(rules: Any, heads: Mapping[str, Any]) -> None:
+    if not isinstance(rules, Mapping) or (rules and not heads):
+        reject("head_axes", rules, "{regular expression of a path: axis}, of parameters whose label has heads")
+    for rule, axis in rules.items():
+        try:
+            re.compile(rule)
+        except (re.error, TypeError) as error:
+            raise InputError(f"head_axes must have regular expressions as keys, got {rule!r}: {error}") from error
+        if isinstance(axis, bool) or not isinstance(axis, int):
+            reject(f"head_axes[{rule!r}]", axis, "an integer, the axis of heads")
 
 
 def _check_values(name: str, values: Any, dims: tuple[int, ...]) -> None:
@@ -50,7 +65,7 @@ def _check_values(name: str, values: Any, dims: tuple[int, ...]) -> None:
             continue
         numbers = np.asarray(value)
         if numbers.dtype.kind not in "iuf" or not np.all(np.isfinite(numbers)) or not np.all(numbers > 0):
-            what = "a slice with a label of its own (Slices) can be frozen" if np.any(numbers == 0) else ""
+            what = "a traced zero holds one still; what freeze names is a whole label" if np.any(numbers == 0) else ""
             reject(name, values, "finite numbers > 0", what)
     try:
         shape = jnp.asarray(values).shape
@@ -124,20 +139,36 @@ def plan(full: Any, parts: Any, factors: Factors) -> list[Spot | None]:
             fused = isinstance(label, Slices) and not own_axis(label)
             axes.append(label.axis % len(shapes[len(axes)]) if fused else None)
     spots: list[Spot | None] = [None] * len(names)
+    unused = set(factors.head_axes)
     for name in sorted({*factors.layers, *factors.heads}):
         own = [i for i, label in enumerate(names) if label == name]
         layer, scanned = _layer_of([owners[i] for i in own], [shapes[i] for i in own], factors, name)
+        if scanned is not None:
+            _check_scanned(
+                [i for i, label in enumerate(names) if label in (name, *CIRCUITS)], owners, shapes, factors, name
+            )
         found: dict[int, HeadAxis | None] = {}
         if name in factors.heads:
             heads = np.shape(factors.heads[name])[-1]
             kept = [shape if scanned is None else (*shape[:scanned], *shape[scanned + 1 :]) for shape in shapes]
             inside = [axis if axis is None or scanned is None or axis < scanned else axis - 1 for axis in axes]
             found = head_axes_of(entries_of(owners, kept, labels, inside), heads, own, factors.head_axes)
+            unused -= {
+                rule
+                for rule, axis in factors.head_axes.items()
+                if any(re.search(rule, "/".join(owners[i])) and -len(kept[i]) <= axis < len(kept[i]) for i in own)
+            }
         for i in own:
             at = found.get(i)
             if at is not None and scanned is not None and at.axis >= scanned:
                 at = at._replace(axis=at.axis + 1)
             spots[i] = Spot(name, layer.get(owners[i]), scanned, at)
+    if unused:
+        shown = [f"{'/'.join(owners[i])} {shapes[i]}" for i, name in enumerate(names) if name in factors.heads][:12]
+        raise LabelError(
+            f"head_axes must be of parameters with heads and of axes that they have, got "
+            f"{', '.join(map(repr, sorted(unused)))}; the parameters are {', '.join(shown)}"
+        )
     return spots
 
 
@@ -155,18 +186,27 @@ def _layer_of(
 ) -> tuple[dict[Path, int], int | None]:
     """(the layer of each path, None) where paths are numbered; ({}, axis) where layers are scanned; ({}, None) without."""
     count, axis = _layers(factors, name), factors.layer_axis
-    numbers = {
-        path: [int(m.group(1)) for part in path if (m := re.fullmatch(r"(?:.*\D)?(\d+)", part))] for path in paths
-    }
+    numbers = {path: _numbers(path) for path in paths}
     most = max(map(len, numbers.values()), default=0)
+    levels = []
     for k in range(most if count is not None else 0):
         own = {path: found[k] for path, found in numbers.items() if k < len(found)}
-        seen = sorted(set(own.values()))
+        seen = sorted({number for number, _ in own.values()})
         if len(seen) == count and len(own) == len(numbers):
-            return {path: seen.index(number) for path, number in own.items()}, None
-        if len(seen) > 1:
+            called = all(re.search("layer|block", name) for _, name in own.values())
+            levels.append(({path: seen.index(number) for path, (number, _) in own.items()}, called))
+        elif len(seen) > 1 and not levels:
             most = 0  # numbered, but otherwise
             break
+    if len(levels) > 1:
+        levels = [level for level in levels if level[1]]
+        if len(levels) != 1:
+            shown = ", ".join("/".join(path) for path in paths[:12])
+            raise LabelError(
+                f"several numbers in the paths of {name!r} count to {count} ({shown}): which are layers cannot be told; {_OWN}"
+            )
+    if levels:
+        return levels[0][0], None
     if count is None or (count == 1 and not any(numbers.values())):
         return dict.fromkeys(paths, 0), None
     scanned = [axis < len(shape) and shape[axis] == count for shape in shapes]
@@ -174,3 +214,26 @@ def _layer_of(
         return {}, axis
     shown = [f"{'/'.join(path)} {shape}" for path, shape in zip(paths, shapes, strict=True)][:12]
     raise LabelError(f"{count} multipliers of layers for {name!r}, but its parameters are {', '.join(shown)}: {_DO}")
+
+
+def _numbers(path: Path) -> list[tuple[int, str]]:
+    """The numbers in a path, each with what it counts, in lower case: "layers/3" 3 layers, "Block_3" 3 block_3."""
+    found = []
+    for i, part in enumerate(path):
+        if m := re.fullmatch(r"(?:.*\D)?(\d+)", part):
+            found.append((int(m.group(1)), (path[i - 1] if part.isdigit() and i else part).lower()))
+    return found
+
+
+def _check_scanned(of: list[int], paths: list[Path], shapes: list[Shape], factors: Factors, name: str) -> None:
+    """Raise LabelError unless all of attention has the axis of layers, and is more than a matrix with it."""
+    count, axis = _layers(factors, name), factors.layer_axis
+    without = [i for i in of if axis >= len(shapes[i]) or shapes[i][axis] != count]
+    flat = max(len(shapes[i]) for i in of) < 3
+    if without or flat:
+        i = without[0] if without else of[0]
+        why = "has no such axis" if without else "is one matrix"
+        raise LabelError(
+            f"{count} multipliers of layers for {name!r} along axis {axis} of scanned parameters, but {'/'.join(paths[i])} "
+            f"{shapes[i]} {why}: {_DO}"
+        )

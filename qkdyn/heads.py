@@ -84,8 +84,14 @@ def head_axes_of(
         if entry.place:
             groups[_folder(entry)].append(entry)
     found = {}
-    for i in wanted:
+    # Queries first: they say more of what is wrong.
+    for i in sorted(wanted, key=lambda i: entries[i].letters != "q"):
         entry = entries[i]
+        if entry.axis is not None and not _one_part_each(entry):
+            raise LabelError(
+                f"heads of {'/'.join(entry.path)} lie in its queries, keys and values, and {entry.label} does not tell "
+                "these apart; give one part to each, as fused('qkv', axis=-1) does, and no label to single heads"
+            )
         axis = next((axis for rule, axis in given.items() if re.search(rule, "/".join(entry.path))), None)
         if axis is not None and -len(entry.shape) <= axis < len(entry.shape):
             length = entry.shape[axis]
@@ -116,7 +122,7 @@ def _axis(entry: Entry, group: list[Entry], heads: int) -> HeadAxis | None:
             return None
         if len(shape) == 2:
             return _counted(entry, 1 - _outward(entry, group, heads), 0, heads)
-        return HeadAxis(0 if shape[0] == heads else _one_of(entry, (1,), heads), heads)
+        return HeadAxis(0 if _first(entry, heads) else _one_of(entry, (1,), heads), heads)
     if letters in ("qk", "ov", "") or len(shape) > 3:
         _fail(entry, heads)
     plain = [other for other in group if not (other.place and other.place.part.norm)]
@@ -125,6 +131,8 @@ def _axis(entry: Entry, group: list[Entry], heads: int) -> HeadAxis | None:
         like = next((other for other in plain if other.letters == "q" and len(other.shape) == len(shape)), entry)
         axes = (0,) if len(shape) == 2 else (1,) if "kernel" in entry.path else (0, 1)
         axis = 0 if len(shape) == 2 else _one_of(like, axes, heads)
+        if len(like.shape) == 3 and axis == 0:
+            _first(like, heads)
         return HeadAxis(axis, shape[axis])
     kernel = next((other for other in plain if other.letters == "q" and len(other.shape) == 2), entry)
     axis = 0 if len(shape) == 1 else _outward(entry, group, heads)
@@ -134,6 +142,32 @@ def _axis(entry: Entry, group: list[Entry], heads: int) -> HeadAxis | None:
         return HeadAxis(axis, at.number if at else heads)
     whole = kernel.shape[_outward(kernel, group, heads)] if letters == "k" and len(kernel.shape) == 2 else 0
     return _counted(entry, axis, whole, heads)
+
+
+def _one_part_each(entry: Entry) -> bool:
+    """Whether the parts of a fused parameter may be its queries, keys and values, one each, of which queries may be wider."""
+    if not isinstance(entry.label, Slices):
+        return True
+    labels, sizes = entry.label.labels, sorted(stop - start for _, start, stop in entry.label.parts)
+    letters, same = entry.letters, len(set(sizes)) == 1
+    if len(letters) == 1 or (letters and len(labels) != len(letters)):
+        return False
+    if not letters and (len(labels) not in (2, 3) or (len(labels) == 2 and len(set(labels)) == 2 and not same)):
+        return False
+    most = {"qk": 2, "ov": 1 + ("o" in letters)}
+    if any(labels.count(label) > number for label, number in most.items()):
+        return False
+    return same or (len(set(sizes[:-1])) == 1 and sizes[-1] % sizes[0] == 0)
+
+
+def _first(entry: Entry, heads: int) -> bool:
+    """Whether the first of three axes holds the heads; LabelError where as many layers or seeds of flat kernels look alike."""
+    _, a, b = entry.shape
+    if entry.shape[0] != heads:
+        return False
+    if "kernel" not in entry.path and heads not in (a / b, b / a) and (a % heads == 0 or b % heads == 0):
+        _fail(entry, heads)
+    return True
 
 
 def _counted(entry: Entry, axis: int, width: int, heads: int) -> HeadAxis:
@@ -181,6 +215,10 @@ def _outward(entry: Entry, group: list[Entry], heads: int) -> int:
 
 def _fail(entry: Entry, heads: int) -> NoReturn:
     path = "/".join(entry.path)
+    if entry.letters not in ("k", "v") and all(length % heads for length in entry.shape):
+        raise LabelError(
+            f"no axis of {path} (shape {entry.shape}) can be cut into {heads} heads; give one factor for each head"
+        )
     raise LabelError(
         f"which axis of {path} (shape {entry.shape}) holds {heads} heads cannot be told; say it by head_axes="
         f"{{{'/'.join(entry.path[-2:])!r}: 0}}, counted without the axis of scanned layers, for which heads are of shape (L, H)"

@@ -1,21 +1,34 @@
 """Per-circuit optimizers: one optax transform for each label of the parameter tree, each at its own multiple of the rate."""
 
 import inspect
+import numbers
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from qkdyn.circuits import circuit_labels
-from qkdyn.errors import LabelError, as_tuple, reject
+from qkdyn.errors import InputError, LabelError, as_tuple, reject
 from qkdyn.factors import Factors, scaled
-from qkdyn.labels import NAMED, labels_for
+from qkdyn.labels import NAMED, labels_for, paths_of
 from qkdyn.rates import MOST, Rate, check_rate, product
-from qkdyn.slices import Slices
+from qkdyn.slices import Fused, Slices
 from qkdyn.splitting import merge, part_labels, split
 
-__all__ = ["MOST", "Rate", "check_labels", "circuit_optimizer", "full_labels"]
+__all__ = [
+    "MOST",
+    "Rate",
+    "arrays_of",
+    "check_arrays",
+    "check_labels",
+    "check_options",
+    "circuit_optimizer",
+    "full_labels",
+]
 
 Base = Callable[[Any], optax.GradientTransformation] | optax.GradientTransformation
 
@@ -43,38 +56,46 @@ def circuit_optimizer(
         base: makes the transform of one part from its learning rate (a number, a traced scalar or a schedule), e.g.
             `optax.sgd`, `functools.partial(optax.sgd, momentum=0.9)`, `optax.adamw`. Decay that `base` scales by its rate
             (as adamw does) is scaled by the multiplier too. Or a transform with a rate of its own, `optax.adamw(1e-3)`, whose
-            updates are multiplied. A mapping has one for each label.
+            updates are multiplied. A mapping has one for each label. No line search (`optax.lbfgs`), which moves all
+            parameters at once. `optax.contrib.schedule_free` goes around `circuit_optimizer(...)`, not inside, so that
+            `schedule_free_eval_params` finds its state.
         multipliers: a rate multiplier for each label: a number > 0, a traced scalar, so that one compilation serves a whole
             grid of ratios, or a schedule of the update count, such as `optax.linear_schedule`. A traced zero holds a part
-            still, at the cost of a trained one. Labels "embed", "mlp" and "head" without one have that of "rest".
+            still, at the cost of a trained one. What is traced or comes out of a schedule is not looked at: where it is
+            negative, in any argument here, the part ascends. Labels "embed", "mlp" and "head" without one have that of "rest".
         learning_rate: what the multipliers multiply: a number, a traced scalar or a schedule. With the default 1.0 the
             multipliers are the learning rates themselves.
         labels: a tree of labels (or a prefix of one) for the parameters, or a function that makes it from the parameters, such
             as `functools.partial(circuit_labels, rules=...)`. A leaf with `Slices` is trained as the parts that it fuses.
         decay: decoupled weight decay of each label: an update also takes rate x multiplier x decay of every parameter away,
-            as in AdamW. For a base without decay of its own.
+            as in AdamW. For a base without decay of its own: refused is one whose first updates of a zero gradient, at a
+            rate of 1, depend on the parameters; decay that starts later, or under a mask by names, is not seen.
         clip: largest global norm of the gradient, over all circuits together, before anything else; what is frozen does not
             count. As `optax.clip_by_global_norm` before `base`.
         freeze: labels that are not trained: no update, no state, no multiplier.
-        layers: of a label, what multiplies its rate in each layer, (L,); layers are told apart by numbers in the paths, or lie
-            along `layer_axis` of scanned parameters.
+        layers: of a label, what multiplies its rate in each layer, (L,); layers are told apart by numbers in the paths, where
+            several count to L by that of a name with "layer" or "block", or lie along `layer_axis` of scanned parameters. An
+            axis of seeds or heads of length L in all of attention looks the same.
         heads: of a label, what multiplies its rate in each head, (H,) or (L, H), H the number of query heads; where several
-            share a key and a value, these have the mean. Biases of the output and normalizations belong to no head.
+            share a key and a value, these have the mean. Biases of the output and normalizations belong to no head. Flat
+            kernels do not show how many heads the model has: any H that divides them is taken (see `circuit_table`).
         layer_axis: of scanned parameters.
-        head_axes: {regular expression of a path: its axis of heads}, where names and shapes do not say it.
+        head_axes: {regular expression of a path: its axis of heads}, where names and shapes do not say it. The first rule
+            found in a path, of an axis that the parameter has, holds.
 
     Returns:
         An optax transform. With every multiplier 1 it is `base(learning_rate)`: the same bits under SGD and momentum,
-        the same to rounding under Adam, where the compiler orders the operations differently.
+        the same to rounding under Adam, where the compiler orders the operations differently. Not so where `base` looks
+        at more than single entries: norms of whole tensors (adafactor, lamb, lars, novograd, sm3, fromage, muon) are of the
+        parts of a fused leaf, norms of all (clipping inside `base`) are of each label, and noise is drawn for each label.
 
     Raises:
         InputError: a multiplier that is zero, negative, not finite, or not a rate at all; a negative decay, clip or rate (at
-            once).
+            once); a line search (at `init`); gradients of other parameters (at `update`).
         LabelError: a leaf without a label, a label without a multiplier, a multiplier that no leaf uses, slices that do not
             divide their axis, or layers or heads that are not in the shapes (at `init`).
     """
-    frozen = as_tuple("freeze", freeze)
-    _check(multipliers, learning_rate, decay or {}, clip, frozen)
+    frozen = check_options(multipliers, learning_rate, decay, clip, freeze)
     bases = base if isinstance(base, Mapping) else dict.fromkeys(multipliers, base)
     if set(bases) != set(multipliers):
         reject("base", sorted(bases), f"one transform for each of {', '.join(map(repr, sorted(multipliers)))}")
@@ -95,17 +116,24 @@ def circuit_optimizer(
         return optax.multi_transform(transforms, lambda _: own)
 
     def init(params: Any) -> optax.OptState:
+        check_arrays(params)
         full = found(params)
         check_labels(full, params, multipliers, frozen)
         scaled(full, split(full, params), factors)
-        return grouped_by(full).init(split(full, params))
+        try:
+            state = grouped_by(full).init(split(full, params))
+        except IndexError:  # a line search of a label without parameters
+            _check_state({name: jax.eval_shape(own.init, jnp.zeros(())) for name, own in transforms.items()})
+            raise
+        _check_state(state)
+        return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         full = found(updates)
         updates = split(full, updates)
         if clip is not None:
             updates = _clipped(updates, part_labels(full), frozen, clip)
-        params = None if params is None else split(full, params)
+        params = None if params is None else _split_beside(full, params)
         grouped = grouped_by(full)
         if any(isinstance(label, Slices) for label in jax.tree.leaves(full)):
             state = _as_made(grouped, state, updates if params is None else params)
@@ -115,29 +143,85 @@ def circuit_optimizer(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _check(
-    multipliers: Mapping[str, Any], rate: Any, decay: Mapping[str, Any], clip: Any, frozen: tuple[str, ...]
-) -> None:
-    if not multipliers:
-        reject("multipliers", dict(multipliers), "a rate for each label", 'e.g. {"qk": 10.0, "ov": 1.0}')
+def check_options(
+    multipliers: Any, rate: Any = 1.0, decay: Any = None, clip: Any = None, freeze: Any = ()
+) -> tuple[str, ...]:
+    """Raise InputError for what `circuit_optimizer` refuses without parameters; what is frozen."""
+    frozen = as_tuple("freeze", freeze)
+    for name, value in (("multipliers", multipliers), ("decay", {} if decay is None else decay)):
+        if not isinstance(value, Mapping) or (name == "multipliers" and not value):
+            reject(name, value, "a rate for each label", f'e.g. {name}={{"qk": 0.1, "ov": 0.01}}')
     check_rate("learning_rate", rate)
     for name, value in multipliers.items():
         check_rate(f"multipliers[{name!r}]", value, f'to train this part not at all: freeze=("{name}",), no multiplier')
-    for name, value in decay.items():
+    for name, value in (decay or {}).items():
         check_rate(f"decay[{name!r}]", value)
     if clip is not None:
         check_rate("clip", clip, "the largest norm of the gradient; None not to clip", schedule=False)
-    for names, what in ((set(decay) - set(multipliers), "decay"), (set(frozen) & set(multipliers), "freeze")):
+    for names, what in ((set(decay or {}) - set(multipliers), "decay"), (set(frozen) & set(multipliers), "freeze")):
         if names:
             allowed = "of labels that have a multiplier" if what == "decay" else "labels without a multiplier"
             reject(what, sorted(names), allowed, f"the multipliers are of {', '.join(map(repr, multipliers))}")
+    return frozen
+
+
+def arrays_of(params: Any) -> Any:
+    """The parameters of an NNX module; every other tree as it is."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx.state(params, nnx.Param) if nnx is not None and isinstance(params, nnx.Module) else params
+
+
+def check_arrays(params: Any) -> None:
+    """Raise LabelError unless all leaves are arrays, shapes of arrays or numbers."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(params, nnx.Module):
+        raise LabelError(
+            f"params must be a tree of arrays, got the module {type(params).__name__}; pass nnx.state(model, nnx.Param)"
+        )
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        if not hasattr(leaf, "shape") and not isinstance(leaf, numbers.Number):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            do = "of an Equinox model pass eqx.filter(model, eqx.is_inexact_array)"
+            raise LabelError(f"{name} is no array: {leaf!r:.200}; {do}")
+
+
+def _check_state(state: Any) -> None:
+    """Raise InputError for a line search, which cannot move one part alone."""
+
+    def searches(node: Any) -> bool:
+        return "linesearch" in type(node).__name__.lower()
+
+    if any(map(searches, jax.tree.leaves(state, is_leaf=searches))):
+        do = "optax.lbfgs(linesearch=None) and optax.sgd have none"
+        raise InputError(
+            f"base must be without a line search, which evaluates the loss at all parameters at once; {do}"
+        )
+
+
+def _split_beside(full: Any, params: Any) -> Any:
+    """The parts of the parameters; InputError where the gradients, of which `full` are the labels, lack some or have others."""
+    try:
+        return split(full, params)
+    except ValueError:
+        given, wanted = (set(map("/".join, paths_of(tree))) for tree in (full, params))
+        shown = ", ".join(sorted(given ^ wanted)[:30])
+        raise InputError(
+            f"gradients must be of the same tree as the parameters, got only one of the two for {shown or 'other containers'}; "
+            "give zeros where there is no gradient, or freeze it by a label of its own"
+        ) from None
 
 
 def _transform(base: Base, rate: Rate, decay: Rate | None) -> optax.GradientTransformation:
     """The transform of one part at its rate."""
+    if not callable(base) and not isinstance(base, optax.GradientTransformation):
+        reject(
+            "base", base, "a function of the rate that makes an optax transform, or such a transform", "e.g. optax.adam"
+        )
     own = _own_decay(base)
-    if decay is not None and own:
-        reject("base", f"one with weight_decay={own}", "without decay of its own beside decay", "e.g. optax.adam")
+    if decay is not None and (own or _decays(base)):
+        zero = f"{base!r:.200}, whose updates of a zero gradient depend on the parameters"
+        shown = f"one with weight_decay={own}" if own else zero
+        reject("base", shown, "without decay of its own beside decay", "e.g. optax.adam")
     if isinstance(base, optax.GradientTransformation):
         made = optax.chain(base, optax.scale_by_schedule(rate) if callable(rate) else optax.scale(rate))
     else:
@@ -155,6 +239,25 @@ def _own_decay(base: Base) -> Any:
         return None
     own = None if parameter is None else parameter.default
     return own if isinstance(own, int | float) and own else None
+
+
+def _decays(base: Base) -> bool:
+    """Whether updates of a zero gradient depend on the parameters; False where it cannot be tried."""
+
+    def updates(size: float) -> list[Any]:
+        params = {"w": jnp.full((2, 2), size)}
+        made: Any = base if isinstance(base, optax.GradientTransformation) else base(1.0)
+        state, found = made.init(params), []
+        for _ in range(2):  # a rate that warms up from 0 shows nothing at first
+            update, state = made.update({"w": jnp.zeros((2, 2))}, state, params)
+            found.append(update["w"])
+        return found
+
+    try:
+        with jax.ensure_compile_time_eval():
+            return not np.array_equal(updates(1.0), updates(2.0))
+    except Exception:  # whatever a base needs: the loss, names of parameters, traced numbers
+        return False
 
 
 def _as_made(grouped: optax.GradientTransformationExtraArgs, state: Any, parts: Any) -> Any:
@@ -186,7 +289,15 @@ def full_labels(labels: Any, params: Any, multipliers: Mapping[str, Any], freeze
         full = jax.tree.map(lambda label, part: jax.tree.map(lambda _: label, part), labels, params)
     except (ValueError, TypeError) as error:
         raise LabelError(f"labels must be a tree, or a prefix of the tree, of the parameters: {error}") from error
+    if any(isinstance(label, Fused) for label in jax.tree.leaves(full)):
+        full = jax.tree_util.tree_map_with_path(_resolved, full, params)
     return jax.tree.map(lambda label: "rest" if isinstance(label, str) and label in others else label, full)
+
+
+def _resolved(path: Any, label: Any, leaf: Any) -> Any:
+    if not isinstance(label, Fused):
+        return label
+    return label.of(tuple(np.shape(leaf)), jax.tree_util.keystr(path, simple=True, separator="/"))
 
 
 def check_labels(full: Any, params: Any, multipliers: Mapping[str, Any], freeze: Sequence[str] = ()) -> None:
@@ -207,7 +318,9 @@ def check_labels(full: Any, params: Any, multipliers: Mapping[str, Any], freeze:
         raise LabelError(f"no multiplier for {shown}; the multipliers are {', '.join(map(repr, multipliers))}")
     unused = known - names - {"rest"}  # everything else may be nothing
     if unused:
+        sides = (("multipliers", unused & set(multipliers)), ("freeze", unused - set(multipliers)))
+        what = [f"{side} {', '.join(map(repr, sorted(some)))}" for side, some in sides if some]
         raise LabelError(
-            f"multipliers {', '.join(map(repr, sorted(unused)))} match no parameter; the labels are "
+            f"{' and '.join(what)} match no parameter; the labels are "
             f"{', '.join(map(repr, sorted(names)))}: remove them, or mend the name"
         )

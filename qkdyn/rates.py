@@ -1,5 +1,6 @@
 """Learning rates and what multiplies them: numbers, traced scalars, schedules."""
 
+import inspect
 import math
 import numbers
 from typing import Any
@@ -16,7 +17,9 @@ Rate = int | float | jax.Array | optax.Schedule
 
 
 def check_rate(name: str, value: Any, instead_of_zero: str | None = None, *, schedule: bool = True) -> None:
-    """Raise InputError unless `value` is a rate: a finite number >= 0, a scalar array, a schedule. Traced values pass.
+    """Raise InputError unless `value` is a rate: a finite number >= 0, a scalar array, a schedule of one argument.
+
+    Traced values pass, and so does what schedules return: there is no looking at these.
 
     Args:
         name: for the message.
@@ -25,9 +28,11 @@ def check_rate(name: str, value: Any, instead_of_zero: str | None = None, *, sch
         schedule: whether a function of the update count is allowed.
     """
     if callable(value):
-        if schedule:
+        if schedule and _takes_count(value):
             return None
-        reject(name, value, "a number or a scalar array")
+        reject(
+            name, value, "a schedule of one argument, the update count" if schedule else "a number or a scalar array"
+        )
     least = f"a finite number {'> 0' if instead_of_zero else '>= 0'}, at most {MOST:g}"
     if isinstance(value, jax.core.Tracer):
         shape = value.shape
@@ -48,6 +53,16 @@ def check_rate(name: str, value: Any, instead_of_zero: str | None = None, *, sch
     if shape != ():
         raise InputError(f"{name} must be a scalar, got an array of shape {shape}; vmap over its entries instead")
     return None
+
+
+def _takes_count(schedule: Any) -> bool:
+    try:
+        inspect.signature(schedule).bind(0)
+    except TypeError:
+        return False
+    except ValueError:  # a built-in without a signature
+        return True
+    return True
 
 
 def product(rate: Rate, multiplier: Rate) -> Rate:

@@ -49,7 +49,8 @@ def row_measures(
         zeros - have 0 in all but `entropy_share`, which is 1.
 
         Inside jit, where values cannot be looked at, a row that does not sum to 1 over the keys it may attend to (give or
-        take 1e-5, in 16 bits four units of rounding) has NaN in all measures.
+        take 1e-5, in 16 bits four units of rounding), or has an entry outside [0, 1], has NaN in all measures, and one of
+        `relevant` outside [0, 1] makes its `relevant_mass` NaN.
 
     Raises:
         InputError: shapes or types that do not fit, a k that is not from 1 to the number of keys; outside jit also maps
@@ -79,8 +80,9 @@ def _rows(name: str, attention: Any, mask: Any, relevant: Any, k: Any) -> tuple[
         **{f"top_{n}_mass": jnp.minimum(jax.lax.top_k(weights, n)[0].sum(-1), 1) for n in ks},
     }
     if share is not None:
-        found["relevant_mass"] = jnp.minimum(cores.mass(jnp, weights, share), 1)
-    whole = jnp.abs(weights.sum(-1) - 1) <= _slack(given.dtype)
+        right = True if share.dtype == jnp.bool_ else _shares(share)
+        found["relevant_mass"] = jnp.where(right, jnp.minimum(cores.mass(jnp, weights, share), 1), jnp.nan)
+    whole = (jnp.abs(weights.sum(-1) - 1) <= _slack(given.dtype)) & _shares(weights)
     empty = {"entropy_share": 1.0}
     rows = {
         measure: jnp.where(counted, jnp.where(whole, value, jnp.nan), empty.get(measure, 0.0)).astype(dtype)
@@ -109,7 +111,7 @@ def measure(
         head_axis: the axis of heads, (batch, heads, queries, keys) unless told; None where there is none, which is one head.
 
     Returns:
-        {layer: {measure: (heads,)}}; NaN where no query counts, or one that counts does not sum to 1 (see `row_measures`).
+        {layer: {measure: (heads,)}}; NaN where no query counts, or one that counts has NaN in `row_measures`.
 
     Raises:
         InputError: as for `row_measures`; a head axis that is not there; a layer that `mask`, `relevant` or `queries` lack.
@@ -159,6 +161,7 @@ def _numbers(k: Any, keys: int) -> tuple[int, ...]:
 HINTS = {
     "queries": "of a (batch, queries) mask write queries[:, None, :]",
     "mask": "of a (batch, keys) mask write mask[:, None, None, :], of a (queries, keys) mask mask[None, None]",
+    "relevant": "of (batch, keys) write relevant[:, None, None, :], of (queries, keys) relevant[None, None]",
 }
 
 
@@ -174,13 +177,18 @@ def _placed(name: str, values: Any, shape: tuple[int, ...], boolean: bool = Fals
     fits = array.ndim == len(shape) and all(mine in (1, size) for mine, size in zip(array.shape, shape, strict=True))
     if not fits and array.shape != shape[-1:]:
         allowed = f"{shape}, with 1 for any of them, or {shape[-1:]}"
-        reject(f"the shape of {name}", array.shape, allowed, HINTS["queries" if name == "queries" else "mask"])
+        reject(f"the shape of {name}", array.shape, allowed, HINTS[name])
     return jnp.broadcast_to(array.reshape((1,) * (len(shape) - array.ndim) + array.shape), shape)
 
 
 def _slack(dtype: Any) -> float:
     """By how much a row may miss a sum of one."""
     return max(ROUNDING, 4 * float(jnp.finfo(dtype).eps))
+
+
+def _shares(values: Any) -> Any:
+    """Which rows have all values in [0, 1], give or take rounding."""
+    return ((values >= -ROUNDING) & (values <= 1 + ROUNDING)).all(-1)
 
 
 def _check_map(name: str, attention: Any) -> None:

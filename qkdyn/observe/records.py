@@ -67,12 +67,22 @@ def write(records: Records, step: Any, values: Any) -> Records:
 
     Args:
         records: the buffer.
-        step: the number of the step, () integer, traced or not.
+        step: the number of the step, () integer from 0 to 2^31 - 1, traced or not; that of a JAX array, which is on the
+            device, is not looked at.
         values: measures of the layers, measures and heads, and the scalars, that it was started with.
 
     Raises:
-        InputError: other layers, measures, scalars or numbers of heads.
+        InputError: other layers, measures, scalars or numbers of heads; a step that is no such integer; records of several
+            runs, which are written inside the `jax.vmap` that made them.
     """
+    _check_step(step)
+    if records.step.ndim != 1:
+        reject(
+            "the shape of records.step",
+            records.step.shape,
+            "(capacity,), of one run",
+            "write inside jax.vmap over runs",
+        )
     _check_same(records.values, values)
     capacity = records.step.shape[0]
     place = records.count % capacity
@@ -95,10 +105,23 @@ def write_every(records: Records, step: Any, every: int, values: Callable[[], An
         values: returns the measures, such as `lambda: observe.measure(maps)`.
 
     Raises:
-        InputError: `every` is no positive integer; what `write` refuses.
+        InputError: `every` is no positive integer, `values` no function; what `write` refuses.
     """
     check_count("every", every)
+    _check_step(step)
+    if not callable(values):
+        reject("values", values, "a function that returns the measures", "e.g. lambda: observe.measure(maps)")
     return jax.lax.cond(step % every == 0, lambda: write(records, step, values()), lambda: records)
+
+
+def _check_step(step: Any) -> None:
+    if isinstance(step, jax.Array):
+        if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
+            reject("step", f"{step.dtype} of shape {step.shape}", "one integer")
+        return
+    step = step[()] if isinstance(step, np.ndarray) and step.ndim == 0 else step
+    if check_count("step", step, minimum=0) >= 2**31:
+        reject("step", step, "below 2^31: records hold int32")
 
 
 def _check_same(buffer: Any, values: Any) -> None:

@@ -136,6 +136,21 @@ def test_rows_that_do_not_sum_to_one_are_nan_inside_jit_and_alone(measured):
         np.testing.assert_allclose(heads["entropy"], math.log(4), rtol=1e-6)
 
 
+def test_what_is_no_share_is_nan_inside_jit(measured):
+    maps, every = np.full(SHAPE, 0.25, np.float32), np.ones((BATCH, 1, QUERIES, KEYS), bool)
+    maps[1, 2, 0] = [1.5, -0.5, 0, 0]
+    _, rows = measured(maps, every, every[:, :, :1], every[..., 0])
+    for value in rows.values():
+        np.testing.assert_array_equal(np.isnan(value), np.arange(12).reshape(SHAPE[:3]) == 10)
+
+
+def test_weights_of_relevance_above_one_are_nan_inside_jit():
+    relevant = np.array([[[[1.0, 0, 0, 0]]], [[[2.0, 0, 0, 0]]]], np.float32)
+    rows = quick(lambda relevant: observe.row_measures(GOOD, relevant=relevant))(relevant)
+    np.testing.assert_array_equal(rows["relevant_mass"][0], 0.25)
+    assert np.isnan(rows["relevant_mass"][1]).all() and np.isfinite(rows["entropy"]).all()
+
+
 @pytest.mark.parametrize("dtype, missing", [(jnp.bfloat16, 0.1), (jnp.float16, 0.01)])
 def test_the_rounding_of_the_type_is_allowed_and_no_more(dtype, missing):
     maps = softmax_over(np.random.default_rng(3).normal(size=(2, 50, 200)), np.ones((2, 50, 200), bool))
@@ -167,6 +182,7 @@ HALF = np.broadcast_to(np.arange(4) < 2, (2, 3, 4, 4))
         (lambda: observe.measure(GOOD, mask=np.ones(4)), "type of mask must be bool"),
         (lambda: jax.jit(observe.measure)(GOOD, mask=np.ones(4)), "type of mask must be bool"),
         (lambda: observe.measure(GOOD, relevant=np.full(4, 2.0)), r"relevant\[0\] must be from 0 to 1"),
+        (lambda: observe.measure(GOOD, relevant=np.ones((2, 4))), r"shape of relevant.*relevant\[:, None, None, :\]"),
         (lambda: observe.measure(GOOD, queries=np.ones((2, 4), bool)), r"shape of queries.*queries\[:, None, :\]"),
         (lambda: observe.measure(GOOD, mask={"layer_1": np.ones(4, bool)}), "layers of mask must be .*'layer_0'"),
         (lambda: observe.measure(GOOD, k=5), r"k\[0\] must be integers from 1 to 4"),

@@ -195,6 +195,24 @@ def fewer():
         (lambda: observe.write(observe.start(2, values_at(0)), 0, fewer()), "layer_10/a: .* none given"),
         (lambda: observe.write(observe.start(2, fewer()), 0, values_at(0)), r"none in the buffer, \(1,\) given"),
         (lambda: observe.write_every(observe.start(2, fewer()), 0, 0, fewer), "every must be"),
+        (lambda: observe.write_every(observe.start(2, fewer()), 0, 2, fewer()), "values must be a function"),
+        *(
+            (lambda step=step: observe.write(observe.start(3, fewer()), step, fewer()), message)
+            for step, message in [
+                (np.int64(3_000_000_000), r"step must be below 2\^31"),
+                (3_000_000_000, r"step must be below 2\^31"),
+                (2.7, "step must be an integer"),
+                (np.nan, "step must be an integer"),
+                (-5, "step must be an integer >= 0"),
+                (np.arange(3), "step must be an integer"),
+                (jnp.arange(3), "step must be one integer"),
+                (jnp.float32(2), "step must be one integer"),
+            ]
+        ),
+        (
+            lambda: observe.write(jax.tree.map(lambda x: np.stack([x] * 3), observe.start(3, fewer())), 0, fewer()),
+            "shape of records.step must be .* inside jax.vmap",
+        ),
         (lambda: observe.emit(observe.start(2, fewer()), None), "on_record must be a function"),
         (lambda: observe.emit(observe.start(2, fewer()), print, seen=-1), "seen must be"),
         (lambda: observe.to_dataset(observe.start(2, fewer()), axes=("seed",)), "axes must be names for the 0 axes"),
