@@ -4,44 +4,22 @@ Neither JAX nor PyTorch: `qkdyn.labels` applies it to trees of parameters; for P
 `named_parameters()`.
 """
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from qkdyn.errors import LabelError, reject
-from qkdyn.naming import Place, blocks_of, is_bias, place_of, words
-from qkdyn.slices import CIRCUIT, Fused, Shape, Slices, bias_slices, fits, layouts, slices_of
+from qkdyn.guesses import CIRCUITS, NAMED, Guesses, Label, Path, all_bias, doubt, kernels_of, stripped
+from qkdyn.naming import Place, blocks_of, place_of
+from qkdyn.outputs import outputs_of
+from qkdyn.slices import CIRCUIT, Fused, Shape, Slices, bias_slices, layouts, slices_of
 
-Path = tuple[str, ...]
-Label = str | Slices
 Rules = Mapping[str, Label | Fused] | Callable[[str, Any], Label | Fused | None]
-# Labels that a key may name; the two circuits first, the others for models that are more than attention.
-CIRCUITS = ("qk", "ov")
-NAMED = (*CIRCUITS, "rest", "embed", "mlp", "head")
 # What one folder with attention must hold.
 _WHOLE = ({"q", "k", "v"}, {"q", "kv"}, {"qkv"}, {"qk", "v"}, {"qk", "ov"}, {"q", "k", "ov"})
 # Lines of a tree that a message shows.
 _SHOWN = 60
-
-
-@dataclass
-class Guesses:
-    """What was found.
-
-    Attributes:
-        labels: of each path.
-        places: which part of attention each path is, where a name says so.
-        doubts: path -> why nothing can be said of it.
-        shapes: of each path.
-    """
-
-    shapes: dict[Path, Shape]
-    labels: dict[Path, Label] = field(default_factory=dict)
-    places: dict[Path, Place] = field(default_factory=dict)
-    doubts: dict[Path, str] = field(default_factory=dict)
 
 
 def label_paths(
@@ -123,47 +101,39 @@ def _places(shapes: Mapping[Path, Shape]) -> dict[Path, Place]:
     return {path: place for path, place in found.items() if place}
 
 
-def stripped(path: Path, paths: Iterable[Path]) -> Path:
-    """The path without the "value" that boxes such as `nnx.Param` add below every array."""
-    boxed = (
-        len(path) > 1 and path[-1] == "value" and not any(p[: len(path) - 1] == path[:-1] for p in paths if p != path)
-    )
-    return path[:-1] if boxed else path
-
-
 def _judge(guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders: Mapping[Path, Any]) -> None:
     """Label what one folder holds of attention."""
     places = guesses.places
     normal = {letters for letters, paths in found.items() if letters not in ("", "o") and not _all_norm(guesses, paths)}
     # Biases of other parts beside the matrices of these: in_proj_bias beside q_proj_weight, bias_k beside in_proj_weight.
-    normal = {letters for letters in normal if not _all_bias(guesses, found[letters])} or normal
+    normal = {letters for letters in normal if not all_bias(guesses, found[letters])} or normal
     if not normal:
         # Names that only hint, beside an output, look like an attention that is written another way.
         if any(places[path].part.rank < 3 for path in found.get("o", ())):
-            _doubt(guesses, found.get("", ()), "names a query, key or value, but not in a way that is known")
+            doubt(guesses, found.get("", ()), "names a query, key or value, but not in a way that is known")
         for letters in set(found) - {"", "o"}:
-            _doubt(guesses, found[letters], "a normalization of queries and keys, without these beside it")
+            doubt(guesses, found[letters], "a normalization of queries and keys, without these beside it")
         return
     if normal == {"qkv", "q"} or normal == {"qkv", "q", "kv"}:
         # GPT-2's cross-attention: c_attn holds keys and values where the query stands beside it.
         normal, found = {"q", "kv"}, {**found, "kv": [*found["qkv"], *found.get("kv", ())], "qkv": []}
     if normal == {"qkv"} and all(places[path].part.rank for path in found["qkv"]) and not _fused(guesses, found, {}):
         return  # an in_proj that is no attention's, as in state space models
-    _doubt(
+    doubt(
         guesses, found.get("", ()), "stands in an attention and names a query, key or value, not in a way that is known"
     )
     letters = {"".join(sorted(name, key="qkvo".index)): name for name in normal}
     if not any(set(letters) == whole for whole in _WHOLE):
         said = ", ".join(sorted(normal))
         for name in normal:
-            _doubt(
+            doubt(
                 guesses,
                 found[name],
                 f"part of an attention of which only {said} stand in {'/'.join(folder) or 'one place'}",
             )
         return
     # W_OV holds the output projection.
-    found = {**found, "o": _outputs(guesses, folder, found, folders) if found.get("o") or "ov" not in normal else []}
+    found = {**found, "o": outputs_of(guesses, folder, found, folders) if found.get("o") or "ov" not in normal else []}
     labels = _fused(guesses, found, guesses.doubts)
     for name in normal | set(found) - {"", "o"}:
         for path in found[name]:
@@ -180,142 +150,6 @@ def _all_norm(guesses: Guesses, paths: list[Path]) -> bool:
     return all(guesses.places[path].part.norm for path in paths)
 
 
-def _all_bias(guesses: Guesses, paths: list[Path]) -> bool:
-    return all(is_bias(stripped(path, guesses.shapes)) for path in paths)
-
-
-def _doubt(guesses: Guesses, paths: Any, why: str) -> None:
-    guesses.doubts.update(dict.fromkeys(paths, why))
-
-
-def _outputs(guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders: Mapping[Path, Any]) -> list[Path]:
-    """The output projection beside query, key and value, by its shape and name; else in a folder above."""
-    beside = [path for path in found.get("o", ()) if not guesses.places[path].part.norm]
-    if not beside:
-        return _outputs_above(guesses, folder, found, folders)
-    return _chosen(guesses, beside, found, _fitting(guesses, beside, found))
-
-
-def _outputs_above(
-    guesses: Guesses, folder: Path, found: dict[str, list[Path]], folders: Mapping[Path, Any]
-) -> list[Path]:
-    """The output projection of BERT's trees, or of heads that are modules of their own; one that only fits is a doubt."""
-    number = re.compile(r"\d+$")
-    siblings = [f for f in folders if len(f) == len(folder) and f[:-1] == folder[:-1] and set(folders[f]) - {"", "o"}]
-    siblings = [f for f in siblings if folder and number.sub("", f[-1]) == number.sub("", folder[-1])]
-    listed = bool(folder) and bool(number.search(folder[-1]))
-    heads = listed and bool({"head", "heads"} & set(words("_".join(folder[-2:]))))
-    bert = bool(folder) and (folder[-1] == "self" or bool({"attn", "attention"} & set(words("_".join(folder[-2:-1])))))
-    for up in range(1, len(folder) + 1):
-        above = folders.get(folder[:-up], {})
-        outputs = [path for path in above.get("o", ()) if not guesses.places[path].part.norm]
-        if set(above) - {"o", ""} or not _kernels(guesses, outputs):
-            continue
-        fitting = _fitting(guesses, outputs, found, len(siblings) if listed else 1)
-        if (bert and up == 1) or (heads and up <= 2):
-            return _chosen(guesses, outputs, found, fitting)
-        near = [path for path in outputs if fitting is None or guesses.places[path].name in fitting]
-        if near:
-            why = f"stands above the attention in {'/'.join(folder)}: its output projection, or another part?"
-            _doubt(guesses, near, why)
-            return []
-    why = "stands beside query, key and value: the output projection, or another part?"
-    _doubt(guesses, _unknown(guesses, folder), why)
-    return []
-
-
-def _chosen(
-    guesses: Guesses, outputs: list[Path], found: dict[str, list[Path]], fitting: set[str] | None
-) -> list[Path]:
-    """The paths of `outputs` that are the output projection; doubts are noted.
-
-    Args:
-        guesses: so far.
-        outputs: what names call an output.
-        found: the attention's parts.
-        fitting: those whose shapes fit; None where shapes do not say.
-    """
-    places = guesses.places
-    ranks = {places[path].name: places[path].part.rank for path in outputs}
-    named = _kernels(guesses, outputs)
-    if not named:
-        return outputs
-    best = min(ranks[name] for name in named)
-    chosen = {name for name in named if ranks[name] == best}
-    odd = False
-    if fitting is not None and best == 0:  # o_proj, W_O: the paper's W_O has as many rows as there are classes
-        odd = bool(fitting) and not chosen & fitting
-    elif fitting is None:
-        chosen = set(named) if best else chosen
-    elif best and (len(named) > 1 or not _free(guesses, *next(iter(named.items())), found)):
-        odd, chosen = not fitting, fitting
-    # Self and cross attention side by side have as many outputs as values.
-    values = [path for name, paths in found.items() if "v" in name for path in paths if not places[path].part.norm]
-    several = len(chosen) > 1 and (
-        max(ranks[name] for name in chosen) > 1 or len(chosen) != len(_kernels(guesses, values))
-    )
-    if odd or several:
-        unclear = sorted(named) if odd else sorted(chosen)
-        why = f"one of {len(unclear)} that may be the output projection: {', '.join(unclear)}"
-        if len(named) == 1:
-            why = "may be the output projection, or another part such as a head: its shape is not that of one"
-        _doubt(guesses, [path for path in outputs if places[path].name in unclear], why)
-        return []
-    return [path for path in outputs if places[path].name in chosen or places[path].name not in named]
-
-
-def _fitting(guesses: Guesses, outputs: list[Path], found: dict[str, list[Path]], times: int = 1) -> set[str] | None:
-    """The names among `outputs` whose kernels have the shape of an output projection; None where that cannot be told."""
-    named = _kernels(guesses, outputs)
-    whole = [path for letters, paths in found.items() if len(letters) == 3 for path in paths]
-    if _kernels(guesses, whole):
-        fused = [(shape, guesses.places[path].part.letters) for path in whole for shape in (guesses.shapes[path],)]
-        if times > 1:
-            return None
-        return {name for name, out in named.items() if any(layouts(shape, of, out, None) for shape, of in fused)}
-    queries, values = (list(_kernels(guesses, found.get(letter, [])).values()) for letter in "qv")
-    queries, values = queries or values, values or queries
-    if not queries:
-        return None
-    return {name for name, out in named.items() if any(fits(out, q, v, times) for q in queries for v in values)}
-
-
-def _free(guesses: Guesses, name: str, out: Shape, found: dict[str, list[Path]]) -> bool:
-    """Whether the shape of the one output is not asked for.
-
-    A fused kernel's axis is found by it. Flax and Equinox may write another width than they read: (heads, size, width), or
-    an output_proj that takes in what values give.
-    """
-    if any(len(letters) == 3 and paths for letters, paths in found.items()):
-        return True
-    values = _kernels(guesses, found.get("v", [])).values()
-    if len(out) > 2 and any(out[-3:-1] == value[-2:] for value in values):
-        return True
-    projection = len(words(name)) > 1 and bool({"proj", "projection"} & set(words(name)))
-    return projection and any(set(out) & set(value) for value in values)
-
-
-def _kernels(guesses: Guesses, paths: list[Path]) -> dict[str, Shape]:
-    """The components that hold matrices, and the largest of each; a bias may stand beside its own (W_O and b_O)."""
-    found: dict[str, Shape] = {}
-    for path in paths:
-        shape, name = guesses.shapes[path], guesses.places[path].name
-        if len(shape) < 2 or guesses.places[path].part.norm or is_bias(stripped(path, guesses.shapes)):
-            continue
-        found[name] = max(found.get(name, ()), shape, key=lambda s: (len(s) > 0, math.prod(s)))
-    return found
-
-
-def _unknown(guesses: Guesses, folder: Path) -> list[Path]:
-    """Matrices right in the folder whose names say nothing."""
-    near = [path for path in guesses.shapes if path[: len(folder)] == folder and len(path) - len(folder) <= 2]
-    return [
-        path
-        for path in near
-        if len(guesses.shapes[path]) > 1 and path not in guesses.places and not set(path) & set(NAMED)
-    ]
-
-
 def _fused(guesses: Guesses, found: Mapping[str, list[Path]], doubts: dict[Path, str]) -> dict[Path, Slices]:
     """Slices of every fused parameter of one attention; doubts are added to `doubts`."""
     shapes, labels, outputs = guesses.shapes, {}, {guesses.places[path].name for path in found.get("o", ())}
@@ -327,7 +161,7 @@ def _fused(guesses: Guesses, found: Mapping[str, list[Path]], doubts: dict[Path,
         most = max((len(shapes[path]) for path in paths), default=0)
         kernels = [path for path in paths if len(shapes[path]) == most]
         letters = {"kv": "kv"}.get(name) or guesses.places[kernels[0]].part.letters if kernels else name
-        if "q" in found and "k" in found and _all_bias(guesses, paths):
+        if "q" in found and "k" in found and all_bias(guesses, paths):
             labels |= _thirds(guesses, paths, letters, found, doubts)
             continue
         for path in kernels:
@@ -350,7 +184,7 @@ def _thirds(
     guesses: Guesses, paths: list[Path], letters: str, found: Mapping[str, list[Path]], doubts: dict[Path, str]
 ) -> dict[Path, Slices]:
     """Slices of a fused bias beside matrices that are not fused, as torch.nn.MultiheadAttention(kdim=...) has it."""
-    labels, kernels = {}, [s for letter in letters for s in _kernels(guesses, found.get(letter, [])).values()]
+    labels, kernels = {}, [s for letter in letters for s in kernels_of(guesses, found.get(letter, [])).values()]
     for path in paths:
         size, left = divmod(guesses.shapes[path][-1] if guesses.shapes[path] else 0, len(letters))
         if size and not left and kernels and all(size in kernel for kernel in kernels):
