@@ -288,7 +288,11 @@ def full_labels(labels: Any, params: Any, multipliers: Mapping[str, Any], freeze
     try:
         full = jax.tree.map(lambda label, part: jax.tree.map(lambda _: label, part), labels, params)
     except (ValueError, TypeError) as error:
-        raise LabelError(f"labels must be a tree, or a prefix of the tree, of the parameters: {error}") from error
+        given = set(paths_of(labels))
+        without = [path for path in paths_of(params) if not any(path[:i] in given for i in range(len(path) + 1))]
+        shown = ", ".join(map("/".join, without[:30]))
+        why = f"no label for {shown}" if without else str(error)
+        raise LabelError(f"labels must be a tree, or a prefix of the tree, of the parameters: {why}") from error
     if any(isinstance(label, Fused) for label in jax.tree.leaves(full)):
         full = jax.tree_util.tree_map_with_path(_resolved, full, params)
     return jax.tree.map(lambda label: "rest" if isinstance(label, str) and label in others else label, full)

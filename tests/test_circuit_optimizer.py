@@ -388,7 +388,7 @@ WRONG = [
     ),
     ({"labels": lambda params: jax.tree.map(lambda _: "kq", params)}, "no multiplier for attn/proj -> 'kq'"),
     ({"labels": lambda params: jax.tree.map(lambda _: None, params)}, "labels must be a tree, or a prefix"),
-    ({"labels": lambda params: {"attn": "qk"}}, "labels must be a tree, or a prefix"),
+    ({"labels": lambda params: {"attn": "qk"}}, "labels must be a tree, or a prefix .*: no label for mlp/w, norm"),
     (
         {
             "labels": {
