@@ -14,7 +14,15 @@ def outputs_of(guesses: Guesses, folder: Path, found: dict[str, list[Path]], fol
     beside = [path for path in found.get("o", ()) if not guesses.places[path].part.norm]
     if not beside:
         return _outputs_above(guesses, folder, found, folders)
-    return _chosen(guesses, beside, found, _fitting(guesses, beside, found))
+    chosen = _chosen(guesses, beside, found, _fitting(guesses, beside, found))
+    # "proj" and "dense" say little beside a name that says nothing and has the same shape.
+    shapes = {guesses.shapes[path] for path in chosen if len(guesses.shapes[path]) > 1}
+    if chosen and all(guesses.places[path].part.rank > 1 for path in chosen):
+        like = [path for path in _unknown(guesses, folder) if guesses.shapes[path] in shapes]
+        if like:
+            shown = ", ".join(sorted("/".join(path[len(folder) :]) for path in [*chosen, *like]))
+            doubt(guesses, [*chosen, *like], f"one of several of one shape that may be the output projection: {shown}")
+    return chosen
 
 
 def _outputs_above(

@@ -310,6 +310,10 @@ DOUBTS = {
         {"q": (4, 4), "k": (4, 4), "v": (4, 4), "merge": (4, 4)},
         "merge: stands beside query, key and value",
     ),
+    "a weak name and one that says nothing": (
+        {"q": (4, 4), "k": (4, 4), "v": (4, 4), "merge": (4, 4), "proj": (4, 4)},
+        "merge: one of several of one shape that may be the output projection: merge, proj",
+    ),
     "latent": ({"q_proj": (8, 8), "kv_a_proj": (8, 4), "kv_b_proj": (4, 16), "o_proj": (8, 8)}, "kv_b_proj: "),
     "latent query": (
         {"q_a_proj": (8, 4), "q_b_proj": (4, 8), "o_proj": (8, 8)},
