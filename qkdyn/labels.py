@@ -29,8 +29,9 @@ def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
     """Label every leaf by the circuit it belongs to, found by structure and names.
 
     Query and key are "qk", value and output "ov", everything else "rest". Known are the names of Flax Linen and NNX, Equinox
-    and the usual others (q_proj, query, wq, W_Q, to_q, ...); an output projection counts beside query, key and value alone,
-    since an MLP's may be called alike. A leaf that fuses several (c_attn, qkv, in_proj) gets `Slices`, along the axis that
+    and the usual others (q_proj, query, wq, W_Q, to_q, ...), and adapters below them (lora_A). An output projection counts beside
+    query, key and value (above them where heads are modules of their own, or as in BERT) and by its shape, since an MLP's or a
+    model's head may be called alike; what shape and name leave open is an error. A leaf that fuses several (c_attn, qkv, in_proj) gets `Slices`, along the axis that
     shapes single out. Normalizations of queries and keys are "qk". A key "qk", "ov", "rest", "embed", "mlp" or "head" above
     a leaf names it as it says.
 
@@ -45,8 +46,8 @@ def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
         A tree of the same structure with a string or `Slices` at every leaf.
 
     Raises:
-        LabelError: no attention, a doubt, or slices that do not divide their axis; the message shows the tree with its
-            guesses and how to name them.
+        LabelError: a leaf that is no array, no attention, a doubt, or slices that do not divide their axis; the message shows
+            the tree with its guesses and how to name them.
     """
     params = _arrays(params)
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
