@@ -99,8 +99,8 @@ def chosen(config: Config, options: Options) -> list[Arm]:
     return [arm for arm in own if not options.arms or arm.name in options.arms]
 
 
-def places(config: Config, folder: Path) -> list[RecordPlace]:
-    """Where the records of all arms are."""
+def places(config: Config, folder: Path, *, fresh: bool = True) -> list[RecordPlace]:
+    """Where the records of all arms are; `fresh` where --fresh may be advised."""
     return [
         RecordPlace(
             folder,
@@ -109,6 +109,7 @@ def places(config: Config, folder: Path) -> list[RecordPlace]:
             digest(arm),
             {"runs": (len(arm.seeds), LINES), "predicted": (None, ("level", "attention"))},
             check=functools.partial(check_record, arm=arm),
+            fresh=fresh,
         )
         for arm in config.trained
     ]
@@ -146,9 +147,9 @@ def train(config: Config, arms: Sequence[Arm], options: Options) -> None:
                 take_up_together([own[arm.name] for arm in group], options, begin)
 
 
-def finished(config: Config, folder: Path) -> list[Record]:
+def finished(config: Config, folder: Path, *, fresh: bool = True) -> list[Record]:
     """The records that are there, in the protocol's order."""
-    found = (own.read() for own in places(config, folder))
+    found = (own.read() for own in places(config, folder, fresh=fresh))
     return [record for record in found if record is not None]
 
 
@@ -182,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_others(places(config, folder), options)
         if not options.draw_only:
             train(config, arms, options)
-        records = finished(config, folder)
+        records = finished(config, folder, fresh=not options.draw_only)
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
         if options.draw_only:

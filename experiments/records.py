@@ -68,6 +68,7 @@ class RecordPlace:
         measured: further settings, by which the trained arm is measured; a checkpoint serves them all.
         shared: further settings that it is trained by, the same for all arms.
         check: raises ValueError where the rest of the record is not as it was written.
+        fresh: whether --fresh, which trains anew, is of the command that reads it.
     """
 
     folder: Path
@@ -78,6 +79,7 @@ class RecordPlace:
     measured: Mapping[str, Any] = field(default_factory=dict)
     shared: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Record], object] = lambda record: None
+    fresh: bool = True
 
     @property
     def path(self) -> Path:
@@ -100,10 +102,10 @@ class RecordPlace:
             theirs = record["arm"] | {name: record[name] for name in beside}
             found, lines = record["digest"], differences(theirs, {**self.arm, **beside})
         if lines:
-            do = "take another --out, or --fresh to forget it"
+            do = "take another --out, or " + ("--fresh to forget it" if self.fresh else "remove it")
             raise ConflictError(f"{self.path} is the record of other settings ({'; '.join(lines)}); {do}")
         if found != self.digest:
-            raise ConflictError(f"{self.path} has the digest of other settings; remove it, or --fresh")
+            raise ConflictError(f"{self.path} has the digest of other settings; {self._remove}")
         with self._damages():
             check_positive("its wall_seconds", record["wall_seconds"], zero=True)
             for part, (count, names) in self.parts.items():
@@ -112,13 +114,17 @@ class RecordPlace:
             self.check(record)
         return record
 
+    @property
+    def _remove(self) -> str:
+        return "remove it, or --fresh" if self.fresh else "remove it, or train its arm again without --draw-only"
+
     @contextmanager
     def _damages(self) -> Iterator[None]:
         """Where a damaged or edited file makes anything fail: OutputError that names it."""
         try:
             yield
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            text = f"cannot read {self.path} ({type(error).__name__}: {error}); remove it, or --fresh"
+            text = f"cannot read {self.path} ({type(error).__name__}: {error}); {self._remove}"
             raise OutputError(text) from error
 
     def write(self, found: Record, seconds: float) -> Record:

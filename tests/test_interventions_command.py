@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from experiments import interventions
-from experiments.intervened import orthogonal
-from experiments.intervened.arms import Arm, Strengths, cases
+from experiments.intervened import orthogonal, tokens
+from experiments.intervened.arms import Arm, Strengths, Work, cases
 from experiments.intervened.schema import check_record
 from made_interventions import MadeSetting, made_arms, made_record
 from qkdyn import results
@@ -15,6 +15,7 @@ from qkdyn.errors import ConflictError, DataError, InputError, Interrupted, Outp
 from qkdyn.figures import canvas
 from qkdyn.interventions import Intervention, OnCircuit
 from qkdyn.parameterization import Parameterization
+from qkdyn.train.intervened_runs import intervened_run
 
 SGD = 6
 
@@ -109,6 +110,21 @@ def test_a_record_of_other_settings_is_refused(made, tmp_path):
         run(tmp_path)
 
 
+def test_what_only_draws_does_not_advise_to_train(made, tmp_path):
+    run(tmp_path, "--settings", "made")
+    path = tmp_path / "arms" / "made-CACO-ratio-10.json"
+    record = json.loads(path.read_text())
+    record["runs"][0]["matched"][0]["attention"] = 2.5
+    path.write_text(json.dumps(record))
+    with pytest.raises(OutputError, match=r"made-CACO-ratio-10.json .*attention must be from 0 to 1.*or --fresh$"):
+        run(tmp_path)
+    for change in (lambda r: None, lambda r: r["arm"].update(eta_ov=0.25), lambda r: r.update(digest="0")):
+        path.write_text(json.dumps(damaged(record, change)))
+        with pytest.raises((OutputError, ConflictError), match=r"made-CACO-ratio-10.json .*remove it") as caught:
+            run(tmp_path, "--draw-only")
+        assert "--fresh" not in str(caught.value)
+
+
 def damaged(record, change):
     record = json.loads(json.dumps(record))
     change(record)
@@ -128,6 +144,14 @@ def damaged(record, change):
         (lambda r: r["runs"][0]["matched"][0].update(attention=None), "seed 1: matched: attention"),
         (lambda r: r["runs"][0]["matched"][0].update(accuracy="high"), "seed 1: matched: accuracy"),
         (lambda r: r["runs"][0]["matched"][0].update(step=-2), "seed 1: matched: step"),
+        (lambda r: r["runs"][0]["matched"][0].update(attention=2.5), "seed 1: matched: attention must be from 0 to 1"),
+        (lambda r: r["runs"][0]["matched"][0].update(attention=-1.0), "seed 1: matched: attention"),
+        (lambda r: r["runs"][0]["matched"][0].update(accuracy=7.0), "seed 1: matched: accuracy must be from 0 to 1"),
+        (lambda r: r["runs"][0]["end"].update(attention=3.0), "seed 1: end: attention"),
+        (lambda r: r["runs"][0]["matched"][1].update(step=901.0), "seed 1: matched: step must be from 0 to 900"),
+        (lambda r: r["runs"][0]["matched"][0].update(step=899.0), "seed 1: matched: step must be no earlier"),
+        (lambda r: r["runs"][2]["matched"].pop(), "seed 3: status must be another than stopped"),
+        (lambda r: r["runs"][2].update(status="diverged", diverged_at=901), "seed 3: diverged_at must be at most 900"),
         (lambda r: r["predicted"].append({"level": 0.1, "step": 4.0}), "predicted"),
     ],
 )
@@ -160,11 +184,51 @@ PLAIN = made_arms()[0]
             {"optimizer": "adam", "on": Intervention(OnCircuit(momentum=0.5))},
             "momentum of the qk circuit must be 0 under",
         ),
+        ({"on": Intervention(OnCircuit(imbalance=5.0))}, "imbalance of the qk circuit must be 0 in `on`, got 5.0"),
+        ({"form": "FAFO", "on": Intervention(ov=OnCircuit(imbalance=5.0))}, "imbalance of the ov circuit .* `apart`"),
+        (
+            {"form": "FACO", "on": Intervention(OnCircuit(gradient="sign"))},
+            "gradient of the qk circuit must not be 'sign'",
+        ),
+        (
+            {"on": Intervention(OnCircuit(decay=1.0, decoupled=True))},
+            "decoupled decay of the qk circuit must be below 1",
+        ),
+        ({"on": None}, "on must be an Intervention, got None"),
+        ({"seeds": ("a",)}, "each of seeds must be an integer >= 0, got 'a'"),
+        ({"seeds": (2**40,)}, "each of seeds must be at most 2147483647"),
+        ({"seeds": (1.5, 2.5)}, "each of seeds must be an integer"),
+        ({"seeds": 1}, "seeds must be a list"),
+        ({"gain": (1.0,)}, r"gain must be two numbers, of \(OV, QK\), got \(1.0,\)"),
+        ({"start": ()}, "start must be two numbers"),
+        ({"apart": 2.0}, "apart must be a list"),
+        ({"levels": (float("nan"),)}, "each of levels must be a finite number > 0, got nan"),
+        ({"levels": (0.5, -1.0)}, "each of levels must be a finite number > 0"),
+        ({"levels": ("a",)}, "each of levels must be a finite number > 0, got 'a'"),
+        ({"name": "../../x"}, "name must be letters, digits"),
+        ({"name": ""}, "name must be a text"),
+        ({"family": None}, "family must be a text"),
     ],
 )
 def test_wrong_arms(changed, message):
     with pytest.raises(InputError, match=message):
         replace(PLAIN, **changed)
+
+
+@pytest.mark.parametrize("setting", [orthogonal, tokens])
+@pytest.mark.parametrize("changed", [{"levels": (0.5,)}, {"max_steps": 7}, {"form": "FAFO"}, {"optimizer": "adam"}])
+def test_arms_of_another_plan_do_not_train_together(setting, changed):
+    other = replace(PLAIN, name="other", **changed)
+    name = next(iter(changed))
+    with pytest.raises(InputError, match=f"{name} of other must be .*, that of made-CACO-plain"):
+        setting.train([PLAIN, other], Work())
+
+
+def test_training_knows_no_imbalance():
+    with pytest.raises(
+        InputError, match="imbalance of the ov circuit must be 0 in training, got 2.0; bring the factors"
+    ):
+        intervened_run(Intervention(ov=OnCircuit(imbalance=2.0)), (1,), r=1.0, eta_ov=0.1)
 
 
 def test_imbalance_is_of_factors():

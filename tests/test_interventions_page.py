@@ -335,6 +335,12 @@ def test_the_figure(tmp_path):
     axes = figure.axes[:2]
     assert [ax.get_title() for ax in axes] == ["made CACO\nat loss 0.1", "other CACO\nat loss 0.1"]
     assert next(label.get_text() for label in axes[0].get_yticklabels()) == "ratio"
+    # Grey are arms whose updates do not compare; theory stands behind the dots.
+    ticks, apart, coloured = axes[0].collections[-3:]
+    assert (len(apart.get_offsets()), len(coloured.get_offsets())) == (3, 5)
+    assert apart.get_array() is None
+    assert sorted(set(np.round(coloured.get_array(), 1))) == [0.5, 1.0, 3.0]
+    assert ticks.get_zorder() < min(apart.get_zorder(), coloured.get_zorder())
     assert any("1 of 1 not there" in text.get_text() for text in axes[1].texts)
     saved = canvas.save(figure, tmp_path / "a.png").read_bytes()
     assert (

@@ -20,12 +20,13 @@ measure of it, larger where it is sharper; `accuracy` is left out where it says 
 where there is none. Numbers that are no number are None. To this `experiments.records` adds "arm", "digest" and "source".
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qkdyn.errors import check_count, check_positive, reject
+from qkdyn.errors import as_tuple, check_count, check_positive, reject
 from qkdyn.interventions import Intervention, OnCircuit, Schedule
 from qkdyn.parameterization import Parameterization
 from qkdyn.progress import Update
@@ -37,6 +38,10 @@ SEEDS = (1234, 1235, 1236, 1237, 1238)
 # The plain arm that the others are compared with, seed by seed.
 BASELINE = "plain"
 CIRCUITS = ("qk", "ov")
+# What a file may be named.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+# Seeds are 32-bit integers in training.
+LAST_SEED = 2**31 - 1
 # What the lines of `runs` say; `predicted` has any number of lines.
 LINES = ("seed", "status", "diverged_at", "end", "matched")
 
@@ -98,23 +103,56 @@ class Arm:
 
     def __post_init__(self) -> None:
         form = Parameterization.parse(self.form)
+        for name in ("name", "setting", "family", "label"):
+            if not isinstance(value := getattr(self, name), str) or not value:
+                reject(name, value, "a text that is not empty")
+        if not NAME.fullmatch(self.name):
+            reject("name", self.name, "letters, digits and . _ + -, a letter or digit first", "it names a file")
         for name in ("r", "eta_ov"):
             check_positive(name, getattr(self, name))
         for name in ("gain", "start", "apart"):
-            for value in getattr(self, name):
+            if len(values := as_tuple(name, getattr(self, name))) != len(CIRCUITS):
+                reject(name, values, "two numbers, of (OV, QK)")
+            for value in values:
                 check_positive(f"each of {name}", value)
         check_count("max_steps", self.max_steps)
+        self._check_on(form)
+        for seed in as_tuple("seeds", self.seeds):
+            if check_count("each of seeds", seed, minimum=0) > LAST_SEED:
+                reject("each of seeds", seed, f"at most {LAST_SEED}, a 32-bit integer")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            reject("seeds", self.seeds, "distinct numbers, at least one")
+        for level in as_tuple("levels", self.levels):
+            check_positive("each of levels", level)
+        if not self.levels or list(self.levels) != sorted(set(self.levels), reverse=True):
+            reject("levels", self.levels, "decreasing losses, at least one")
+
+    def _check_on(self, form: Parameterization) -> None:
+        """What is done must mean something in this form and under this optimizer."""
+        if not isinstance(self.on, Intervention):
+            reject("on", self.on, "an Intervention", "e.g. Intervention(qk=OnCircuit(decay=1e-3))")
         check_optimizer(self.on, self.optimizer)
+        for name in CIRCUITS:
+            if value := getattr(self.on, name).imbalance:
+                do = "training does not look at it; `apart` brings factors out of balance"
+                reject(f"imbalance of the {name} circuit", value, "0 in `on`", do)
+        self.on.check(form)
         for circuit, factorized, apart in zip(
             ("ov", "qk"), (form.factorized_ov, form.factorized_qk), self.apart, strict=True
         ):
             if apart != 1.0 and not factorized:
                 do = f"the single matrix of a collapsed circuit has no factors; {form} is collapsed there"
                 reject(f"apart of the {circuit} circuit", apart, "1", do)
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            reject("seeds", self.seeds, "distinct numbers, at least one")
-        if not self.levels or list(self.levels) != sorted(set(self.levels), reverse=True):
-            reject("levels", self.levels, "decreasing losses, at least one")
+
+
+def check_group(arms: Sequence[Arm]) -> Arm:
+    """The first of arms that train together, by one plan; InputError where another has another plan."""
+    first = arms[0]
+    for arm in arms:
+        for name in ("form", "optimizer", "levels", "max_steps"):
+            if (value := getattr(arm, name)) != (own := getattr(first, name)):
+                reject(f"{name} of {arm.name}", value, f"{own}, that of {first.name}", "train it in another group")
+    return first
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from qkdyn.parameterization import Parameterization
 from qkdyn.readings.splits import Split
 from qkdyn.text.hatexplain import read_hatexplain
 from qkdyn.text.sources import data_folder
+from qkdyn.train.intervening import single
 from qkdyn.train.store import key_of
 from qkdyn.train.text_campaign import Records, TextCampaign
 from qkdyn.train.text_engine import TextRuns, TextState
@@ -183,7 +184,7 @@ def _prepared(
     """The campaign of Table 1's arms at these ratios, and what is done to their circuits."""
     plain = [TextArm(arm.name, arm.epochs, rate=arm.eta_ov, qk=arm.r, embed=arm.embed, decay=DECAY) for arm in chosen]
     campaign, runs = prepare(recipe, plain, data, reader, work.store, work.request)
-    numbers = [jax.tree.map(_single, Numbers.of(_with_decay(arm.on))) for arm in chosen]
+    numbers = [single(Numbers.of(_with_decay(arm.on))) for arm in chosen]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *numbers)
     gain = np.array([arm.gain for arm in chosen], np.float32)
     measure = _measure(reader, campaign.job.steps // chosen[0].epochs)
@@ -192,10 +193,6 @@ def _prepared(
     job = replace(campaign.job, intervened=True, widths=widths)
     campaign = replace(campaign, job=job, start=_start(chosen), measure=measure)
     return campaign, runs._replace(numbers=stacked, gain=gain)
-
-
-def _single(leaf: np.ndarray) -> np.ndarray:
-    return leaf.astype(np.float32) if leaf.dtype.kind == "f" else leaf
 
 
 def _with_decay(on: Intervention) -> Intervention:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from experiments.intervened.arms import Arm, Strengths, Work, cases
+from experiments.intervened.arms import Arm, Strengths, Work, cases, check_group
 from experiments.intervened.starts import multiple
 from experiments.records import Record
 from qkdyn.attention import forward
@@ -132,8 +132,12 @@ def start(arm: Arm) -> Params:
 
 
 def train(arms: Sequence[Arm], work: Work) -> dict[str, Record]:
-    """Train a group of arms, or go on from its checkpoint; the record of each, with what theory says."""
-    first = arms[0]
+    """Train a group of arms, or go on from its checkpoint; the record of each, with what theory says.
+
+    Raises:
+        InputError: arms that do not train together.
+    """
+    first = check_group(arms)
     plan = Plan(losses=first.levels, stop_loss=first.levels[-1], max_steps=first.max_steps, records=1, chunk=200)
     with jax.enable_x64(False):
         job = IntervenedJob(TASK, Probe(TASK), plan, kind=first.optimizer, eps=EPS)

@@ -19,8 +19,16 @@ def check_record(record: Mapping[str, Any], arm: Arm) -> None:
         diverged = run["diverged_at"]
         _want(diverged is None or _count(diverged), f"{at}: diverged_at", "null, or an update")
         _want((diverged is not None) == (run["status"] == "diverged"), f"{at}: diverged_at", "that of a diverged run")
+        _want(diverged is None or diverged <= arm.max_steps, f"{at}: diverged_at", f"at most {arm.max_steps} updates")
         _want(isinstance(run["end"], dict), f"{at}: end", "measures by name")
+        _check_measures(run["end"], arm, f"{at}: end")
         _check_lines(run["matched"], arm, f"{at}: matched")
+        reached = any(line["level"] == arm.levels[-1] for line in run["matched"])
+        _want(
+            reached or run["status"] != "stopped",
+            f"{at}: status",
+            "another than stopped where the last level is not reached",
+        )
     _check_lines(record["predicted"], arm, "predicted")
 
 
@@ -34,7 +42,17 @@ def _check_lines(lines: Any, arm: Arm, at: str) -> None:
             _want(_real(value) or (value is None and name not in ("step", "attention")), f"{at}: {name}", "a number")
         for name in ("step", "attention"):
             _want(_real(line.get(name)), f"{at}: {name}", "a number")
-        _want(line["step"] >= 0, f"{at}: step", "at least 0")
+        _check_measures(line, arm, at)
+    steps = [line["step"] for line in sorted(lines, key=lambda line: -line["level"])]
+    _want(steps == sorted(steps), f"{at}: step", "no earlier at a lower level")
+
+
+def _check_measures(measures: Mapping[str, Any], arm: Arm, at: str) -> None:
+    """Shares are from 0 to 1, updates from 0 to the last; what is not there or no number is not looked at."""
+    for name, most in (("attention", 1.0), ("accuracy", 1.0), ("step", float(arm.max_steps))):
+        value = measures.get(name)
+        # Attention is a sum in single precision.
+        _want(not _real(value) or -1e-5 <= value <= most * (1 + 1e-5), f"{at}: {name}", f"from 0 to {most:g}")
 
 
 def _want(right: bool, what: str, wanted: str) -> None:

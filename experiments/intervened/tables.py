@@ -188,7 +188,7 @@ def _logit(share: np.ndarray) -> np.ndarray:
 
 
 def _gaps(frame: pd.DataFrame) -> list[str]:
-    """Where a run reached a level and theory did not, or the reverse: of arms that there is a theory of (at this level of some)."""
+    """Where a run reached a level and theory did not, or the reverse, where there is a theory of arms like it."""
     known: Any = frame[np.isfinite(frame["theory_attention"])]
     told = set(zip(*(known[name] for name in (*WHERE, "optimizer", "level")), strict=True))
     found = []

@@ -1,4 +1,4 @@
-"""Interventions ranked: attention that each family adds at a matched loss, its cost in updates as colour, theory beside."""
+"""Interventions ranked: attention that each family adds at a matched loss, its cost in updates as colour, theory behind."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 # Ratios of updates that the colours span.
 COSTS = (0.25, 4.0)
 NUMBERS = ("change", "change_low", "change_high", "steps_ratio", "theory_change")
-NAMES = ("setting", "form", "family", "level", "reached", "seeds")
+NAMES = ("setting", "form", "family", "level", "reached", "seeds", "own_rate")
+# Arms whose updates do not compare.
+GREY = "#9a9a9a"
 
 
 def draw_interventions(frame: "pandas.DataFrame", families: "list[str]") -> "matplotlib.figure.Figure":
@@ -70,25 +72,30 @@ def _panel(axes: Any, own: "pandas.DataFrame", families: "list[str]") -> Any:
         at = place + np.linspace(-0.25, 0.25, len(known)) * (len(known) > 1)
         ends = np.abs(known[["change_low", "change_high"]].to_numpy(float) - known[["change"]].to_numpy(float)).T
         axes.errorbar(known["change"], at, xerr=np.nan_to_num(ends), fmt="none", ecolor="#888888", elinewidth=1)
-        axes.scatter(known["theory_change"], at, marker="x", s=26, color=canvas.INK, linewidth=0.9, zorder=4)
-        found.append((known["change"], at, known["steps_ratio"]))
+        # Behind the dots, and higher than they are.
+        axes.scatter(known["theory_change"], at, marker="|", s=90, color=canvas.INK, linewidth=0.9, zorder=2.5)
+        found.append((known["change"], at, known["steps_ratio"], known["own_rate"]))
         if len(known) < len(rows):
             text = f"{len(rows) - len(known)} of {len(rows)} not there"
             where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 7}
             axes.text(0.99, place, text, color=canvas.INK, **where)
-    x, y, cost = (np.concatenate([np.asarray(part, float) for part in parts]) for parts in zip(*found, strict=True))
+    columns = zip(*found, strict=True)
+    x, y, cost, own_rate = (np.concatenate([np.asarray(part, float) for part in parts]) for parts in columns)
     if not x.size:
         canvas.nothing_recorded(axes, what="no arm that reached the loss")
         return None
-    return axes.scatter(x, y, c=np.clip(cost, *COSTS), cmap="coolwarm", norm=LogNorm(*COSTS), s=34, zorder=3)
+    apart = own_rate > 0
+    axes.scatter(x[apart], y[apart], color=GREY, s=34, zorder=3)
+    colours = {"c": np.clip(cost[~apart], *COSTS), "cmap": "coolwarm", "norm": LogNorm(*COSTS)}
+    return axes.scatter(x[~apart], y[~apart], s=34, zorder=3, edgecolors="#666666", linewidths=0.4, **colours)
 
 
 def _key() -> list[Any]:
     from matplotlib.lines import Line2D
 
+    dot = {"marker": "o", "markersize": 6, "linestyle": ""}
     return [
-        Line2D(
-            [], [], marker="o", markersize=6, linestyle="", color="#888888", label="one arm, 95% interval over seeds"
-        ),
-        Line2D([], [], marker="x", markersize=5, linestyle="", color=canvas.INK, label="theory"),
+        Line2D([], [], **dot, color="#8da9e8", label="one arm, 95% interval over seeds"),
+        Line2D([], [], **dot, color=GREY, label="at rates or by an optimizer of its own: updates do not compare"),
+        Line2D([], [], marker="|", markersize=9, linestyle="", color=canvas.INK, label="theory"),
     ]

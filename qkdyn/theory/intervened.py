@@ -131,8 +131,9 @@ def intervened_at_loss(
 ) -> MatchedState:
     """The state where each loss is first reached, as `at_loss` gives it without an intervention.
 
-    The first crossing is looked for between 200 times, spaced evenly in their logarithm from 1e-6 `until` on; then the flow
-    is integrated to times between the two around it, and between the two of those.
+    The first crossing is looked for between 200 times, those at which a schedule has a jump or a kink and others spaced
+    evenly in their logarithm from 1e-6 `until` on; then the flow is integrated to times between the two around it, and between
+    the two of those.
 
     Args:
         setting: sizes of the problem.
@@ -158,7 +159,9 @@ def intervened_at_loss(
     if levels.ndim != 1:
         reject("losses", losses, "one-dimensional", "put a single loss in a list")
     last = check_positive("until", until, least=1e-75, most=1e75)
-    looks = np.concatenate([[0.0], last * np.geomspace(1e-6, 1, LOOKS - 1)])
+    # Where a circuit is stopped the loss may turn: a level passed shortly before is passed back after.
+    jumps = np.minimum(Numbers.of(run.on).jumps, last)
+    looks = np.sort(np.concatenate([[0.0], jumps, last * np.geomspace(1e-6, 1, LOOKS - 1 - jumps.size)]))
     check_duration(run.eta_ov, looks)
     flat, shape = ratio.ravel(), (*ratio.shape, levels.size)
     states, _ = run.solve(flat, np.tile(looks, (flat.size, 1)))

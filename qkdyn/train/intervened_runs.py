@@ -18,7 +18,7 @@ from qkdyn.interventions import Intervention, Numbers
 from qkdyn.optim import circuit_optimizer
 from qkdyn.train.engine import Job, advance_runs, start_each
 from qkdyn.train.interrupt import Request
-from qkdyn.train.intervening import PLACES, Optimizer, check_optimizer, on_circuit
+from qkdyn.train.intervening import PLACES, Optimizer, check_optimizer, on_circuit, single
 from qkdyn.train.keeping import keep, restore
 from qkdyn.train.state import Run, RunState, Status
 from qkdyn.train.store import Store
@@ -75,7 +75,7 @@ def intervened_run(
     """One arm as runs that differ in their seed; join arms by `jax.tree.map(lambda *leaves: np.concatenate(leaves), ...)`.
 
     Args:
-        intervention: what is done; its times count updates. Imbalance is the start's, and is not looked at.
+        intervention: what is done; its times count updates. Imbalance is the start's: none is allowed here.
         seeds: of the batches.
         r: learning-rate ratio eta_qk / eta_ov.
         eta_ov: OV learning rate.
@@ -83,15 +83,19 @@ def intervened_run(
         gain: of the gradients of (OV, QK).
 
     Raises:
-        InputError: the intervention means nothing under this optimizer.
+        InputError: the intervention means nothing under this optimizer, or has an imbalance.
     """
-    numbers, count = Numbers.of(check_optimizer(intervention, kind)), len(seeds)
+    for name in PLACES:
+        if imbalance := getattr(intervention, name).imbalance:
+            do = "bring the factors of the initial parameters out of balance"
+            reject(f"imbalance of the {name} circuit", imbalance, "0 in training", do)
+    numbers, count = single(Numbers.of(check_optimizer(intervention, kind))), len(seeds)
 
     def each(value: Any, dtype: Any) -> np.ndarray:
         value = np.asarray(value)
         return np.tile(value.astype(dtype), (count, *[1] * value.ndim))
 
-    on = jax.tree.map(lambda x: each(x, np.float32 if x.dtype.kind == "f" else x.dtype), numbers)
+    on = jax.tree.map(lambda x: each(x, x.dtype), numbers)
     with_ = {"on": on, "gain": each(gain, np.float32)}
     seed, sampled = np.asarray(seeds, np.int32), np.zeros(count, bool)
     return IntervenedRun(r=each(r, np.float32), seed=seed, sampled=sampled, eta_ov=each(eta_ov, np.float32), **with_)

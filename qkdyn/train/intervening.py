@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -21,6 +22,8 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 PLACES = {"ov": 0, "qk": 1}
 # Thresholds below are zero in single precision, and a zero gradient over zero no number.
 LEAST = 1e-30
+# Thresholds above are infinite there, and so would be their ratio to themselves not a number.
+MOST = 1e30
 
 
 class CircuitState(NamedTuple):
@@ -38,7 +41,18 @@ def check_optimizer(intervention: Intervention, optimizer: str) -> Intervention:
     for name in PLACES:
         if optimizer != "sgd" and (momentum := getattr(intervention, name).momentum):
             reject(f"momentum of the {name} circuit", momentum, f"0 under {optimizer}", "its averages are b1 and b2")
+        on = getattr(intervention, name)
+        if on.decoupled and on.decay >= 1:
+            do = "an update would take more than all of a weight away"
+            reject(f"decoupled decay of the {name} circuit", on.decay, "below 1 in training", do)
     return intervention
+
+
+def single(numbers: Numbers) -> Numbers:
+    """The numbers in single precision, those beyond it at `MOST`."""
+    return jax.tree.map(
+        lambda leaf: np.minimum(leaf, MOST).astype(np.float32) if leaf.dtype.kind == "f" else leaf, numbers
+    )
 
 
 def on_circuit(
@@ -74,7 +88,7 @@ def on_circuit(
     if i not in PLACES.values():
         raise InputError(f"i must be 0 (output-value) or 1 (query-key), got {i!r}")
     on: Any = jax.tree.map(lambda number: jnp.asarray(number)[i], numbers)
-    threshold = jnp.maximum(on.threshold, LEAST)
+    threshold = jnp.clip(on.threshold, LEAST, MOST)
     adam = optimizer != "sgd"
 
     def made(rate: Any) -> optax.GradientTransformation:

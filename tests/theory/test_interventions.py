@@ -342,3 +342,14 @@ def test_giving_up_names_ratio_and_time(monkeypatch):
     monkeypatch.setattr(intervened_ode, "solve", halfway)
     with pytest.raises(QkdynError, match=r"to t = 2 failed at r = 10 \(stopped at t = 0\.2\); ask for less time"):
         integrate_intervened(SETTING, [1.0, 10.0], [1.0, 2.0], Intervention())
+
+
+def test_a_level_is_found_where_the_loss_turns_at_a_jump():
+    """OV stops at t = 40 and decays from there on: whether its level is found does not depend on how long is looked."""
+    on = Intervention(ov=OnCircuit(schedule=Schedule(1.0, 0.0, 40.0, 0.0), decay=0.05, decoupled=True))
+    setting, level = Setting(m=4, n=8, b=4, M=4), [0.142447]
+    times = [
+        intervened_at_loss(setting, [1.0, 2.0], level, on, until=until, eta_ov=20.0, initial=(0.1, 0.1)).t[0, 0]
+        for until in (39.0, 200.0, 8e3, 1e6)
+    ]
+    np.testing.assert_allclose(times, 38.4777, rtol=1e-5)

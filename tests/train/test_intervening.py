@@ -13,7 +13,7 @@ from qkdyn.circuits import init_params
 from qkdyn.errors import InputError
 from qkdyn.interventions import Intervention, Numbers, OnCircuit, Schedule
 from qkdyn.optim import circuit_optimizer
-from qkdyn.train.intervening import check_optimizer, on_circuit
+from qkdyn.train.intervening import check_optimizer, on_circuit, single
 
 NORMAL = jax.nn.initializers.normal(0.5)
 PARAMS = init_params(jax.random.key(0), "FACO", d=4, M=3, qk=NORMAL, ov=NORMAL)
@@ -158,3 +158,17 @@ def test_no_such_optimizer(unchecked):
         on_circuit(of(Intervention()), 0, optimizer="lion")
     with pytest.raises(InputError, match="optimizer must be one of"):
         check_optimizer(Intervention(), "lion")
+
+
+def test_a_threshold_beyond_single_precision_is_a_large_one():
+    huge, plain = single(Numbers.of(on_qk(gradient="clipped", threshold=1e39))), of(Intervention())
+    assert np.isfinite(huge.threshold).all() and huge.threshold.dtype == np.float32
+    for numbers in (huge, huge._replace(threshold=np.full(2, np.inf, np.float32))):
+        assert max_difference(ONE(jax.tree.map(jnp.asarray, numbers)), ONE(plain)) == 0
+
+
+def test_decoupled_decay_takes_less_than_a_weight():
+    check_optimizer(on_qk(decay=0.99, decoupled=True), "sgd")
+    check_optimizer(on_qk(decay=30.0), "sgd")
+    with pytest.raises(InputError, match="decoupled decay of the qk circuit must be below 1 in training, got 1.0"):
+        check_optimizer(on_qk(decay=1.0, decoupled=True), "adamw")
