@@ -29,11 +29,11 @@ def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
     """Label every leaf by the circuit it belongs to, found by structure and names.
 
     Query and key are "qk", value and output "ov", everything else "rest". Known are the names of Flax Linen and NNX, Equinox
-    and the usual others (q_proj, query, wq, W_Q, to_q, ...), and adapters below them (lora_A). An output projection counts beside
-    query, key and value (above them where heads are modules of their own, or as in BERT) and by its shape, since an MLP's or a
-    model's head may be called alike; what shape and name leave open is an error. A leaf that fuses several (c_attn, qkv, in_proj) gets `Slices`, along the axis that
-    shapes single out. Normalizations of queries and keys are "qk". A key "qk", "ov", "rest", "embed", "mlp" or "head" above
-    a leaf names it as it says.
+    and the usual others (q_proj, query, wq, W_Q, to_q, ...), and adapters below them (lora_A). An output projection counts
+    beside query, key and value (above them where heads are modules of their own, or as in BERT) and by its shape, since an
+    MLP's or a model's head may be called alike; what shape and name leave open is an error. A leaf that fuses several
+    (c_attn, qkv, in_proj) gets `Slices`, along the axis that shapes single out. Normalizations of queries and keys are "qk".
+    A key "qk", "ov", "rest", "embed", "mlp" or "head" above a leaf names it as it says.
 
     Args:
         params: any pytree of arrays (or of shapes): Linen's variables["params"], `nnx.state(model, nnx.Param)` or the NNX
