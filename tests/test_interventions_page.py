@@ -143,6 +143,11 @@ def test_a_sentence_of_gradient_descent_where_others_sharpen_too():
         "in at least one of 1 setting (1 of them to at least 50% of what the strongest ratio adds there: clipping of OV)"
         in said[0]
     )
+    (adam,) = sentences(arms_frame(records({"adam-1": 0.9})))
+    assert (
+        "2 of them to at least 50% of what the strongest ratio adds there: Adam in the place of SGD and clipping of OV)"
+        in adam
+    )
     assert "gives the attention of 9 arms in made to within" in said[0] and "as start and imbalance do" in said[0]
 
 

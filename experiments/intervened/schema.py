@@ -50,7 +50,7 @@ def _check_lines(lines: Any, arm: Arm, at: str) -> None:
 def _check_measures(measures: Mapping[str, Any], arm: Arm, at: str) -> None:
     """Shares are from 0 to 1, updates from 0 to the last; what is not there or no number is not looked at."""
     for name, most in (("attention", 1.0), ("accuracy", 1.0), ("step", float(arm.max_steps))):
-        value = measures.get(name)
+        value: Any = measures.get(name)
         # Attention is a sum in single precision.
         _want(not _real(value) or -1e-5 <= value <= most * (1 + 1e-5), f"{at}: {name}", f"from 0 to {most:g}")
 
