@@ -136,7 +136,9 @@ def _names(path: tuple[Any, ...]) -> Path:
 
 
 def _shape(path: Path, leaf: Any) -> tuple[int, ...]:
+    if isinstance(leaf, int | float) and not isinstance(leaf, bool):  # JAX takes numbers for arrays
+        return ()
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         do = "pass arrays alone, of an Equinox model eqx.filter(model, eqx.is_inexact_array)"
-        raise LabelError(f"{'/'.join(path)} is no array: {leaf!r:.200}; {do}, a number as jnp.asarray(number)")
+        raise LabelError(f"{'/'.join(path)} is no array: {leaf!r:.200}; {do}")
     return tuple(leaf.shape)

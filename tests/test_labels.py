@@ -484,11 +484,13 @@ def test_a_tree_without_attention_has_no_labels(params, said):
     assert labelled({"ov": {"W_OV": (4, 4)}, "embed": (5, 4)}) == {"ov/W_OV": "ov", "embed": "embed"}
 
 
-@pytest.mark.parametrize("leaf", [jax.nn.relu, "text", 0.5, 3])
+@pytest.mark.parametrize("leaf", [jax.nn.relu, "text", True, 1j])
 def test_leaves_that_are_no_arrays_are_refused(leaf):
     square = {name: np.zeros((4, 4)) for name in "qkvo"}
     with pytest.raises(LabelError, match=r"mlp/f is no array.*eqx\.filter\(model, eqx\.is_inexact_array\)"):
         circuit_labels({"attn": square, "mlp": {"f": leaf}})
+    with pytest.raises(LabelError, match=r"is no array.*eqx\.filter"):
+        circuit_labels(eqx.nn.MultiheadAttention(2, 4, key=KEY))
 
 
 def test_an_nnx_module_is_no_tree_for_an_optimizer():
