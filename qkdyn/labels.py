@@ -141,4 +141,4 @@ def _shape(path: Path, leaf: Any) -> tuple[int, ...]:
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         do = "pass arrays alone, of an Equinox model eqx.filter(model, eqx.is_inexact_array)"
         raise LabelError(f"{'/'.join(path)} is no array: {leaf!r:.200}; {do}")
-    return tuple(leaf.shape)
+    return tuple(np.shape(leaf))
