@@ -1,6 +1,7 @@
 """The page on interventions from made records: what is compared, how it is ranked, and what the two sentences then say."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -341,7 +342,8 @@ def test_the_figure(tmp_path):
     assert [ax.get_title() for ax in axes] == ["made CACO\nat loss 0.1", "other CACO\nat loss 0.1"]
     assert next(label.get_text() for label in axes[0].get_yticklabels()) == "ratio"
     # Grey are arms whose updates do not compare; theory stands behind the dots.
-    ticks, apart, coloured = axes[0].collections[-3:]
+    dots: Any = axes[0].collections[-3:]
+    ticks, apart, coloured = dots
     assert (len(apart.get_offsets()), len(coloured.get_offsets())) == (3, 5)
     assert apart.get_array() is None
     assert sorted(set(np.round(coloured.get_array(), 1))) == [0.5, 1.0, 3.0]
