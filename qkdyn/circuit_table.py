@@ -12,8 +12,8 @@ import numpy as np
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import as_tuple
 from qkdyn.factors import Factors, Spot, plan
-from qkdyn.labels import labels_for, paths_of
-from qkdyn.optim import arrays_of, check_arrays, check_labels, check_options, full_labels
+from qkdyn.labels import arrays_of, labels_for, paths_of
+from qkdyn.optim import check_arrays, check_labels, check_options, full_labels
 from qkdyn.slices import Slices
 from qkdyn.splitting import split
 

@@ -49,7 +49,7 @@ def circuit_labels(params: Any, *, rules: Rules | None = None) -> Any:
         LabelError: a leaf that is no array, no attention, a doubt, or slices that do not divide their axis; the message shows
             the tree with its guesses and how to name them.
     """
-    params = _arrays(params)
+    params = arrays_of(params)
     leaves, structure = jax.tree_util.tree_flatten_with_path(params)
     paths = [_names(path) for path, _ in leaves]
     shapes = {path: _shape(path, leaf) for path, (_, leaf) in zip(paths, leaves, strict=True)}
@@ -67,7 +67,7 @@ def labels_for(labels: Any, tree: Any) -> Any:
         LabelError: parameters without a label, labels without a parameter, `fused` that does not divide an axis, or a module
             in place of its parameters.
     """
-    if _is_module(tree):
+    if is_module(tree):
         do = "nnx.state(model, nnx.Param)"
         reject("the parameters", f"the NNX module {type(tree).__name__}", "a tree of arrays", do, LabelError)
     made = labels(tree) if callable(labels) and jax.tree_util.all_leaves([labels]) else _unboxed(labels)
@@ -109,12 +109,13 @@ def paths_of(tree: Any) -> list[Path]:
     return [_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
-def _arrays(params: Any) -> Any:
+def arrays_of(params: Any) -> Any:
     """The parameters of an NNX module; every other tree as it is."""
-    return sys.modules["flax.nnx"].state(params, sys.modules["flax.nnx"].Param) if _is_module(params) else params
+    return sys.modules["flax.nnx"].state(params, sys.modules["flax.nnx"].Param) if is_module(params) else params
 
 
-def _is_module(tree: Any) -> bool:
+def is_module(tree: Any) -> bool:
+    """Whether it is an NNX module; no library is imported to find out."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(tree, nnx.Module)
 

@@ -2,7 +2,6 @@
 
 import inspect
 import numbers
-import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import optax
 from qkdyn.circuits import circuit_labels
 from qkdyn.errors import InputError, LabelError, as_tuple, reject
 from qkdyn.factors import Factors, scaled
-from qkdyn.labels import NAMED, labels_for, paths_of
+from qkdyn.labels import NAMED, is_module, labels_for, paths_of
 from qkdyn.rates import MOST, Rate, check_rate, product
 from qkdyn.slices import Fused, Slices
 from qkdyn.splitting import merge, part_labels, split
@@ -22,7 +21,6 @@ from qkdyn.splitting import merge, part_labels, split
 __all__ = [
     "MOST",
     "Rate",
-    "arrays_of",
     "check_arrays",
     "check_labels",
     "check_options",
@@ -165,16 +163,9 @@ def check_options(
     return frozen
 
 
-def arrays_of(params: Any) -> Any:
-    """The parameters of an NNX module; every other tree as it is."""
-    nnx = sys.modules.get("flax.nnx")
-    return nnx.state(params, nnx.Param) if nnx is not None and isinstance(params, nnx.Module) else params
-
-
 def check_arrays(params: Any) -> None:
     """Raise LabelError unless all leaves are arrays, shapes of arrays or numbers."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(params, nnx.Module):
+    if is_module(params):
         raise LabelError(
             f"params must be a tree of arrays, got the module {type(params).__name__}; pass nnx.state(model, nnx.Param)"
         )

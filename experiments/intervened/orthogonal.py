@@ -11,21 +11,22 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from experiments.intervened.arms import Arm, Strengths, Work, cases, check_group
+from experiments.intervened.descent import groups, train_group
 from experiments.intervened.starts import multiple
 from experiments.records import Record
 from qkdyn.attention import forward
 from qkdyn.circuits import Params, collapse, on_ansatz
-from qkdyn.config import digest
 from qkdyn.errors import RangeError
 from qkdyn.interventions import Intervention
 from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.orthogonal import OrthogonalTask
 from qkdyn.theory import Setting, ratio_for
 from qkdyn.theory.intervened import imbalance, intervened_at_loss
-from qkdyn.train.intervened_runs import IntervenedJob, finish, intervened_run, read
+from qkdyn.train.intervened_runs import IntervenedJob
 from qkdyn.train.probe import AnsatzProbe
-from qkdyn.train.state import Plan, RunState, Status
-from qkdyn.train.store import key_of
+from qkdyn.train.state import Plan
+
+__all__ = ["SETTING", "arms", "groups", "ready", "train"]
 
 SETTING = "orthogonal"
 TASK = OrthogonalTask()
@@ -100,12 +101,6 @@ def arms(quick: bool) -> tuple[Arm, ...]:
     return tuple(replace(arm, levels=(0.5, 0.1), max_steps=2_000, seeds=arm.seeds[:2]) for arm in few)
 
 
-def groups(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Arms of one form and one optimizer."""
-    kinds = dict.fromkeys((arm.form, arm.optimizer) for arm in arms)
-    return [[arm for arm in arms if (arm.form, arm.optimizer) == kind] for kind in kinds]
-
-
 def ready(data: Path | None) -> None:
     """Nothing is needed to train on."""
 
@@ -141,22 +136,9 @@ def train(arms: Sequence[Arm], work: Work) -> dict[str, Record]:
     plan = Plan(losses=first.levels, stop_loss=first.levels[-1], max_steps=first.max_steps, records=1, chunk=200)
     with jax.enable_x64(False):
         job = IntervenedJob(TASK, Probe(TASK), plan, kind=first.optimizer, eps=EPS)
-        each = [
-            intervened_run(arm.on, arm.seeds, r=arm.r, eta_ov=arm.eta_ov, kind=arm.optimizer, gain=arm.gain)
-            for arm in arms
-        ]
-        runs = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
         initial = [params for arm in arms for params in [start(arm)] * len(arm.seeds)]
-
-        def hear(states: RunState) -> None:
-            ended = int((states.status != Status.running).sum())
-            done = np.where(states.status == Status.running, states.step, plan.max_steps).mean() / plan.max_steps
-            work.update(float(done), f"{first.form}, {first.optimizer}: {ended} of {len(states.step)} runs ended")
-
-        key = key_of([digest(arm) for arm in arms])
-        states = finish(job, initial, runs, key=key, store=work.store, request=work.request, hear=hear)
-    lines = iter(read(job, states, runs.seed.tolist()))
-    return {arm.name: {"runs": [next(lines) for _ in arm.seeds], "predicted": predicted(arm)} for arm in arms}
+    found = train_group(arms, job, initial, work)
+    return {arm.name: {"runs": found[arm.name], "predicted": predicted(arm)} for arm in arms}
 
 
 def predicted(arm: Arm) -> list[dict[str, Any]]:

@@ -10,27 +10,26 @@ take either of. The theory of Theorem 1 is not of this task: `predicted` is empt
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from experiments.intervened.arms import Arm, Strengths, Work, cases, check_group
+from experiments.intervened.descent import groups, train_group
 from experiments.intervened.starts import multiple
 from experiments.records import Record
 from experiments.synthetic.arms import Arm as Figure2
 from qkdyn.attention import cross_entropy
 from qkdyn.circuits import Params
-from qkdyn.config import digest
 from qkdyn.parameterization import Parameterization
 from qkdyn.tasks.tokens import COMMON, TokensTask
-from qkdyn.train.intervened_runs import IntervenedJob, finish, intervened_run, read
-from qkdyn.train.state import Plan, RunState, Status
-from qkdyn.train.store import key_of
+from qkdyn.train.intervened_runs import IntervenedJob
+from qkdyn.train.state import Plan
 from qkdyn.train.token_probe import apply
 from qkdyn.train.tokens_gradient import join, loss_and_gradient, split
+
+__all__ = ["SETTING", "arms", "groups", "ready", "train"]
 
 SETTING = "tokens"
 TASK = TokensTask()
@@ -107,12 +106,6 @@ def arms(quick: bool) -> tuple[Arm, ...]:
     return tuple(replace(arm, levels=LEVELS[:1], max_steps=1_500, seeds=arm.seeds[:2]) for arm in few)
 
 
-def groups(arms: Sequence[Arm]) -> list[list[Arm]]:
-    """Arms of one form and one optimizer."""
-    kinds = dict.fromkeys((arm.form, arm.optimizer) for arm in arms)
-    return [[arm for arm in arms if (arm.form, arm.optimizer) == kind] for kind in kinds]
-
-
 def ready(data: Path | None) -> None:
     """Nothing is needed to train on."""
 
@@ -171,19 +164,6 @@ def train(arms: Sequence[Arm], work: Work) -> dict[str, Record]:
         job = IntervenedJob(
             TASK, Probe(TASK), plan, every=EVERY, kind=first.optimizer, eps=EPS, gradient_of=Descent(TASK)
         )
-        each = [
-            intervened_run(arm.on, arm.seeds, r=arm.r, eta_ov=arm.eta_ov, kind=arm.optimizer, gain=arm.gain)
-            for arm in arms
-        ]
-        runs = jax.tree.map(lambda *leaves: np.concatenate(leaves), *each)
         initial = [start(arm, seed) for arm in arms for seed in arm.seeds]
-
-        def hear(states: RunState) -> None:
-            ended = int((states.status != Status.running).sum())
-            done = np.where(states.status == Status.running, states.step, plan.max_steps).mean() / plan.max_steps
-            work.update(float(done), f"{first.form}, {first.optimizer}: {ended} of {len(states.step)} runs ended")
-
-        key = key_of([digest(arm) for arm in arms])
-        states = finish(job, initial, runs, key=key, store=work.store, request=work.request, hear=hear)
-    lines: Any = iter(read(job, states, runs.seed.tolist()))
-    return {arm.name: {"runs": [next(lines) for _ in arm.seeds], "predicted": []} for arm in arms}
+    found = train_group(arms, job, initial, work)
+    return {arm.name: {"runs": found[arm.name], "predicted": []} for arm in arms}
