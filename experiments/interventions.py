@@ -1,7 +1,7 @@
-"""Interventions beside the learning-rate ratio: which sharpen attention at a matched loss, at what cost, in three settings.
+"""Interventions beside the learning-rate ratio: which sharpen attention at a matched loss, at what cost, in four settings.
 
 Command:  python -m experiments.interventions [--settings NAME ...] [--arms NAME ...] [--quick] [--draw-only] [--help]
-Time:     about half an hour on two cores; --quick under 45 s. Finished arms are records and not trained again.
+Time:     under an hour on two cores; --quick under 45 s. Finished arms are records and not trained again.
 Expect:   verdict.md, the question answered in two sentences above a ranked table; arms.md, every arm; one figure.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 import tyro
 
-from experiments.intervened import hatexplain, orthogonal, tokens
+from experiments.intervened import hatexplain, hatexplain_sgd, orthogonal, tokens
 from experiments.intervened.arms import LINES, Arm, Work
 from experiments.intervened.page import arms_table, page
 from experiments.intervened.schema import check_record
@@ -42,7 +42,9 @@ from qkdyn.train.devices import Machine
 from qkdyn.train.interrupt import on_request
 from qkdyn.train.lock import lock
 
-SETTINGS: dict[str, ModuleType] = {module.SETTING: module for module in (orthogonal, tokens, hatexplain)}
+SETTINGS: dict[str, ModuleType] = {
+    module.SETTING: module for module in (orthogonal, tokens, hatexplain_sgd, hatexplain)
+}
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,11 @@ class Options(ArmOptions):
     protocol: str = "reference"
     """One of: reference, quick."""
     settings: tuple[str, ...] = ()
-    """Only these settings; default all: orthogonal, tokens, hatexplain."""
+    """Only these settings; default all: orthogonal, tokens, hatexplain-sgd, hatexplain."""
     arms: tuple[str, ...] = ()
     """Only these arms, by their names; default all of the settings."""
     data: Path | None = None
-    """Folder with the data of hatexplain; default $QKDYN_DATA, or data/."""
+    """Folder with the data of HateXplain; default $QKDYN_DATA, or data/."""
 
     @property
     def folder(self) -> Path:

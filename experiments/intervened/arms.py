@@ -171,7 +171,8 @@ class Strengths:
         clip_qk, clip_ov: thresholds.
         normalized: (eta_ov, r) of: QK normalized alone, OV alone, both; None leaves normalization out.
         momentum: beta, of both circuits and of one.
-        adam: (eta_ov, r) under Adam; at the first of these rates also with the QK gradient times `fast` instead.
+        adam: (eta_ov, r) under Adam; at the first of these rates, which labels do not name, also with the QK gradient times
+            `fast` instead.
     """
 
     ratios: tuple[float, ...] = (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -298,7 +299,9 @@ def _optimizers(given: Strengths, eta_ov: float) -> list[Case]:
     found.append({"short": "gain-sgd", "family": "gradient of QK rescaled", "label": f"SGD, {times}", "gain": gain})
     for rate, r in given.adam:
         adam = {"family": "Adam", "optimizer": "adam", "eta_ov": rate}
-        found.append({"short": f"adam-{r:g}", "label": f"Adam, r = {r:g}", **adam, "r": r})
+        first = rate == given.adam[0][0]
+        case = {"short": f"adam-{r:g}" + f"-at-{rate:g}" * (not first), "label": f"Adam, r = {r:g}"}
+        found.append({**case, "label": case["label"] + f", rate {rate:g}" * (not first), **adam, "r": r})
     if given.adam:
         adam = {"family": "Adam", "optimizer": "adam", "eta_ov": given.adam[0][0]}
         found.append({"short": "gain-adam", "label": f"Adam, {times}", "gain": gain, **adam})

@@ -64,8 +64,8 @@ class SvaRecipe(Recipe):
         check_count("outputs", self.outputs, minimum=2)
         if self.epoch_size is not None:
             check_count("epoch_size", self.epoch_size)
-        if self.optimizer == "sgd" and not 0 < self.momentum < 1:
-            reject("momentum", self.momentum, "between 0 and 1, without these, under sgd")
+        if self.optimizer == "sgd" and not 0 <= self.momentum < 1:
+            reject("momentum", self.momentum, "at least 0 and below 1, under sgd")
         if self.optimizer == "adamw" and self.momentum:
             reject("momentum", self.momentum, "0 under adamw, whose moments are its own")
         for name in ("sure", "ac_probability"):

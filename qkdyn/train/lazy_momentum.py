@@ -14,7 +14,8 @@ momentum dies away and the row comes to nothing. Their slopes obey
 
 each in the direction of time in which errors shrink. Along them u shrinks by 1 - lr (decay + mu slow_t) an update and v by
 mu + decay fast_t: sums of logarithms, tabled once for each run, give any number of idle updates. The directions are real and
-apart as long as the row decays more slowly than the momentum: lr decay < (1 - sqrt(mu))^2; half of that is allowed.
+apart as long as the row decays more slowly than the momentum: lr decay < (1 - sqrt(mu))^2; half of that is allowed. Without
+momentum the fast direction dies away at once, and b is what the last update was made of.
 """
 
 from typing import Any, NamedTuple
@@ -56,8 +57,8 @@ def idle_tables(rate: Any, decay: Any, momentum: Any) -> Idle:
     Computed in float64, returned in float32; sums of logarithms as two of these, so that short differences are exact.
 
     Raises:
-        InputError: shapes that do not fit, rates or decays that are negative or not finite, momenta not between 0 and 1, or
-            rates times decay above half of (1 - sqrt(momentum))^2.
+        InputError: shapes that do not fit, rates or decays that are negative or not finite, momenta not in [0, 1), or rates
+            times decay above half of (1 - sqrt(momentum))^2.
     """
     rate, decay, momentum = (np.asarray(x, np.float64) for x in (rate, decay, momentum))
     if rate.ndim != 2 or not rate.shape[1:] == decay.shape == momentum.shape:
@@ -66,8 +67,8 @@ def idle_tables(rate: Any, decay: Any, momentum: Any) -> Idle:
     for name, values in (("rate", rate), ("decay", decay)):
         for value in (values.min(initial=0.0), values.max(initial=0.0)):
             check_positive(name, float(value), zero=True)
-    if not ((momentum > 0) & (momentum < 1)).all():
-        reject("momentum", momentum.tolist(), "between 0 and 1, without these")
+    if not ((momentum >= 0) & (momentum < 1)).all():
+        reject("momentum", momentum.tolist(), "at least 0 and below 1")
     most = (1 - np.sqrt(momentum)) ** 2 / 2
     wrong = np.flatnonzero((rate * decay).max(0, initial=0.0) > most)
     if wrong.size:
@@ -84,7 +85,8 @@ def idle_tables(rate: Any, decay: Any, momentum: Any) -> Idle:
     for t in range(steps - 1, -1, -1):
         ahead = rate[t] + fast[t + 1]
         fast[t] = momentum * ahead / (1 - decay * ahead)
-    fed = np.cumsum(np.log1p(decay * fast / momentum), axis=0)
+    per_momentum = np.divide(fast, momentum, out=np.zeros_like(fast), where=momentum > 0)
+    fed = np.cumsum(np.log1p(decay * per_momentum), axis=0)
     fed = np.concatenate([np.zeros((1, *fed.shape[1:])), fed[:-1]])
     single = lambda x: np.asarray(x, np.float32)  # noqa: E731
     double = lambda x: (single(x), single(x - single(x)))  # noqa: E731
@@ -106,7 +108,8 @@ def catch_up(row: Any, b: Any, last: Any, now: Any, idle: Idle) -> tuple[Any, An
     since = lambda table: table[now][lead] - table[last + 1]  # noqa: E731
     count = (now - 1 - last)[..., None].astype(jnp.float32)
     kept = sum(map(since, idle.keep))
-    died = sum(map(since, idle.fed)) + count * jnp.log(idle.momentum)[lead]
+    # No idle update takes nothing away, also where there is no momentum, whose logarithm is infinite.
+    died = sum(map(since, idle.fed)) + jnp.where(count > 0, count * jnp.log(idle.momentum)[lead], 0)
     slow, fast = idle.slow[last + 1], idle.fast[last + 1]
     slow_now, fast_now = idle.slow[now][lead], idle.fast[now][lead]
     # Changes, so that no idle update is no change.

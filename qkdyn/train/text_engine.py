@@ -58,7 +58,7 @@ class TextJob:
         apart: names of parameters labelled "rest", whatever their circuit.
         stale: some arm's frozen gradients add up and take part in clipping.
         optimizer: "adamw", or "sgd" as torch has it: decay is added to the gradient, and the rate scales the momentum.
-        momentum: of sgd, between 0 and 1.
+        momentum: of sgd, at least 0 and below 1.
         intervened: something is done to the circuits of some arm, see `TextRuns.numbers`.
     """
 
@@ -80,8 +80,8 @@ class TextJob:
             check_positive("clip", self.clip)
         if self.optimizer not in RULES:
             reject("optimizer", self.optimizer, "one of " + ", ".join(RULES))
-        if self.optimizer == "sgd" and not 0 < self.momentum < 1:
-            reject("momentum", self.momentum, "between 0 and 1, without these")
+        if self.optimizer == "sgd" and not 0 <= self.momentum < 1:
+            reject("momentum", self.momentum, "at least 0 and below 1")
         if self.stale and self.clip is None:
             reject("stale", self.stale, "False without clipping, in which alone frozen gradients take part")
         if self.model.tied or self.model.dropout:

@@ -9,10 +9,10 @@ from qkdyn.errors import InputError
 from qkdyn.train.lazy_momentum import NEVER, catch_up, idle_tables, update
 from qkdyn.train.text_engine import cosine
 
-# Embedding rates of runs, weight decays, momenta: published slow and fast, no decay, the strongest allowed, a rate of 0.
-RATE = np.array([5e-4, 5e-2, 5e-2, 0.5, 0.0])
-MOMENTUM = np.array([0.99, 0.99, 0.9, 0.9, 0.99])
-DECAY = np.array([1e-5, 1e-5, 0.0, (1 - 0.9**0.5) ** 2, 1e-2])
+# Embedding rates of runs, weight decays, momenta: published slow and fast, no decay, the strongest allowed, no momentum, a rate of 0.
+RATE = np.array([5e-4, 5e-2, 5e-2, 0.5, 0.5, 0.0])
+MOMENTUM = np.array([0.99, 0.99, 0.9, 0.9, 0.0, 0.99])
+DECAY = np.array([1e-5, 1e-5, 0.0, (1 - 0.9**0.5) ** 2, 1e-4, 1e-2])
 lazy_step = jax.jit(
     lambda row, b, last, now, gradient, idle: update(*catch_up(row, b, last, now, idle), gradient, now, idle)
 )
@@ -123,8 +123,8 @@ def test_what_cannot_be_tabled_is_refused():
     idle_tables(rate, **good)
     for changed, message in (
         ({"decay": np.zeros(3)}, r"\(steps, runs\), \(runs,\) and \(runs,\)"),
-        ({"momentum": np.array([0.9, 1.0])}, "between 0 and 1"),
-        ({"momentum": np.array([0.0, 0.5])}, "between 0 and 1"),
+        ({"momentum": np.array([0.9, 1.0])}, "at least 0 and below 1"),
+        ({"momentum": np.array([-0.1, 0.5])}, "at least 0 and below 1"),
         ({"decay": np.array([-1.0, 0.0])}, "decay must be a finite number >= 0"),
         ({"decay": np.array([0.0, np.inf])}, "decay must be a finite number"),
         ({"decay": np.array([0.014, 0.5])}, "at most 0.0013 at momentum 0.9, got 0.0014"),
