@@ -20,8 +20,8 @@ ATTENTION = {
     "hatexplain-sgd": "in hatexplain-sgd MRTA on the test split, the mass on the tokens that annotators marked in toxic posts, "
     "at the mean training loss of an epoch, where the recipe's clip of all gradients to norm 1 acts before a circuit's own; "
     "circuits start at Glorot's size, without which SGD does not leave the start",
-    "hatexplain": "in hatexplain the same under AdamW from the recipe's start, whose decay takes at most 0.2% of a weight away in "
-    "a whole training: Adam, in all but name",
+    "hatexplain": "in hatexplain the same under AdamW from the recipe's start; its decay takes at most 0.2% of a weight away "
+    "in a whole training, so that it is Adam in all but name",
 }
 
 

@@ -118,7 +118,7 @@ def made(found: Sequence[Case], rate: float, usual: Mapping[str, Any]) -> tuple[
         rate: base learning rate of the setting.
         usual: further fields of all of them; "setting" begins their names.
     """
-    shared = {"form": str(FORM), "levels": LEVELS, "max_steps": EPOCHS * UPDATES} | usual
+    shared = {"form": str(FORM), "levels": LEVELS, "max_steps": EPOCHS * UPDATES, **usual}
     out = []
     for case in found:
         own = {name: value for name, value in case.items() if name != "short"}

@@ -9,7 +9,8 @@ from qkdyn.errors import InputError
 from qkdyn.train.lazy_momentum import NEVER, catch_up, idle_tables, update
 from qkdyn.train.text_engine import cosine
 
-# Embedding rates of runs, weight decays, momenta: published slow and fast, no decay, the strongest allowed, no momentum, a rate of 0.
+# Embedding rates of runs, weight decays, momenta: published slow and fast, no decay, the strongest allowed, no momentum, a
+# rate of 0.
 RATE = np.array([5e-4, 5e-2, 5e-2, 0.5, 0.5, 0.0])
 MOMENTUM = np.array([0.99, 0.99, 0.9, 0.9, 0.0, 0.99])
 DECAY = np.array([1e-5, 1e-5, 0.0, (1 - 0.9**0.5) ** 2, 1e-4, 1e-2])

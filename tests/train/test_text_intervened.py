@@ -1,5 +1,7 @@
 """Interventions on the circuits of text runs: one program for all arms, each of them as optax does it to one run alone."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,16 +49,22 @@ def batches_of(epoch):
     return widen(found, room(found), CONFIG.vocabulary)
 
 
-def by_optax(qk, runs, epochs=2):
-    """Losses of one run whose query-key transform is `qk`(schedule of the rate), everything dense."""
+def adamw(rate, decay):
+    return optax.adamw(rate, weight_decay=decay)
+
+
+def sgd(rate, decay):
+    return optax.chain(optax.add_decayed_weights(decay), optax.sgd(rate))
+
+
+def by_optax(qk, runs, epochs=2, base=adamw):
+    """Losses of one run whose query-key transform is `qk`(schedule of the rate), of all others `base`, everything dense."""
     start = drawn(JOB, SEEDS, 1)
     params = jax.tree.map(lambda leaf: leaf[0, 0], start.params)
     params["embed"]["W_E"] = start.table[:, 0]
     rate = lambda times: lambda t: float(runs.rate[0]) * times * cosine(jnp, t, JOB.warmup, JOB.steps)  # noqa: E731
     decays = {name: float(values[0]) for name, values in runs.decay.items()} | {"ov": DECAY}
-    transforms = {
-        name: optax.adamw(rate(float(times[0])), weight_decay=decays[name]) for name, times in runs.multipliers.items()
-    }
+    transforms = {name: base(rate(float(times[0])), decays[name]) for name, times in runs.multipliers.items()}
     transforms["qk"] = qk(rate(30.0))
     clip = optax.clip_by_global_norm(CLIP)
     optimizer = optax.chain(clip, optax.multi_transform(transforms, labels_of(JOB, params)))
@@ -116,6 +124,24 @@ def test_an_arm_is_what_optax_makes_of_all_that_is_done_to_it(arms):
     for a in range(1, 5):
         assert np.abs(losses[:, a] / losses[:, 0] - 1).max() > 1e-4, a
     np.testing.assert_allclose(losses[:, 5], losses[:, 0], rtol=2e-5)
+
+
+def test_under_sgd_too_with_and_without_momentum():
+    """Embedding rows decay while no batch has them, without momentum; the circuit has what it is given."""
+    job = replace(JOB, optimizer="sgd")
+    on = OnCircuit(momentum=0.8, decay=0.1, schedule=LATE)
+    given = stacked(Intervention(PLAIN, PLAIN), Intervention(on, PLAIN), gain=[(1, 1), (1, 30)])
+    runs = given._replace(rate=np.float32(0.5) * np.ones_like(given.rate))
+    losses = trained(job, runs)[1]
+    np.testing.assert_allclose(losses[:, 0], by_optax(lambda rate: sgd(rate, DECAY), runs, base=sgd), rtol=2e-5)
+
+    def done(rate):
+        gathered = optax.chain(optax.scale(30.0), optax.add_decayed_weights(0.1), optax.trace(0.8))
+        late = optax.scale_by_learning_rate(lambda t: jnp.where(jnp.asarray(t) >= 5, rate(t), 0))
+        return optax.chain(gathered, late)
+
+    np.testing.assert_allclose(losses[:, 1], by_optax(done, runs, base=sgd), rtol=2e-5)
+    assert np.abs(losses[:, 1] / losses[:, 0] - 1).max() > 5e-4
 
 
 def test_without_an_intervention_the_run_is_the_plain_one(arms):
