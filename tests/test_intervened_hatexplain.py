@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from made_text import drawn
 
-from experiments.intervened import hatexplain
+from experiments.intervened import hatexplain, hatexplain_sgd, posts
 from experiments.intervened.arms import Work
 from experiments.text.data import TextData
 from experiments.text.recipe import Recipe
@@ -26,7 +26,7 @@ from qkdyn.train.text_engine import TextState
 ALL = {arm.name.removeprefix("hatexplain-"): arm for arm in hatexplain.arms(False)}
 
 
-def posts(count, seed):
+def few(count, seed):
     """Posts of 3 to 7 tokens and a query token, in 8 slots; what is relevant tells the label."""
     rng = np.random.default_rng(seed)
     length = rng.integers(4, 9, count).astype(np.int32)
@@ -43,11 +43,11 @@ def posts(count, seed):
 @pytest.fixture(scope="module")
 def small():
     """A tiny model on 24 posts: six updates an epoch."""
-    data = TextData(posts(24, 0), posts(8, 1), posts(12, 2), 20, (), {"dataset.json": "a"})
+    data = TextData(few(24, 0), few(8, 1), few(12, 2), 20, (), {"dataset.json": "a"})
     sizes = {"d_model": 8, "n_heads": 2, "d_head": 4, "d_mlp": None, "n_ctx": 8, "positions": 9, "batch": 4}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hatexplain, "load", lambda recipe, folder, limit: data)
-        patch.setattr(hatexplain, "Recipe", lambda: Recipe(**sizes))
+        patch.setattr(posts, "load", lambda recipe, folder, limit: data)
+        patch.setattr(posts, "Recipe", lambda: Recipe(**sizes))
         patch.setattr(text_campaign, "begin", drawn)
         yield
 
@@ -93,7 +93,7 @@ def test_interventions_do_what_they_say(records):
     for name in ("ratio-30", "start-qk-10000", "factors-ov-10", "still"):
         assert all(a["loss"] != b["loss"] for a, b in zip(ends[name], ends["plain"], strict=True)), name
     # Query-key matrices that are held still near zero leave attention nearly uniform, whatever the embeddings learn.
-    data = posts(12, 2)
+    data = few(12, 2)
     uniform = (1 / data.length).mean()
     for still, fast in zip(ends["still"], ends["ratio-30"], strict=True):
         assert still["attention"] == pytest.approx(uniform, abs=0.01)
@@ -118,6 +118,8 @@ def test_a_group_that_was_stopped_goes_on_to_the_same_records_and_other_strength
 def test_arms_that_do_not_fit_the_posts_or_each_other_are_refused(small):
     with pytest.raises(InputError, match="equal epochs"):
         hatexplain.train([arm("plain"), arm("ratio-30", epochs=2)], Work())
+    with pytest.raises(InputError, match="optimizer; put others"):
+        hatexplain.train([arm("plain"), arm("ratio-30", optimizer="sgd")], Work())
     with pytest.raises(InputError, match="made for 24 updates, but 24 posts make 18"):
         hatexplain.train([arm("plain", max_steps=24)], Work())
     with pytest.raises(InputError, match="multiple of epochs"):
@@ -137,7 +139,7 @@ def test_starts_are_scaled_arm_by_arm():
     params = {"layers": ({"qk": qk, "ov": {name: ones() for name in ("W_V", "W_O")}},), "embed": {"W_pos": ones()}}
     chosen = [ALL["plain"], ALL["start-qk-100"], ALL["factors-ov-10"]]
     state = TextState(params, (), jnp.ones((4, 3, 2)), (), jnp.zeros(4), (), 0)
-    found = jax.tree.map(lambda leaf: leaf[0, :, 0, 0].tolist(), hatexplain._start(chosen)(state).params)
+    found = jax.tree.map(lambda leaf: leaf[0, :, 0, 0].tolist(), posts._start(chosen)(state).params)
     layer = found["layers"][0]
     assert layer["qk"] == {"W_Q": [1, 10, 1], "W_K": [1, 10, 1], "b_Q": [1, 1, 1]}
     assert layer["ov"]["W_O"] == [1, 1, 10] and layer["ov"]["W_V"] == pytest.approx([1, 1, 0.1])
@@ -149,14 +151,14 @@ def test_a_run_is_read_where_its_training_loss_crosses_and_not_after_it_diverged
     own = {"losses": np.repeat(0.5 ** np.arange(5.0), 2), "test/attention": 0.1 * np.arange(1, 6)}
     own |= {"test/loss": np.ones(5), "test/step": 2.0 * np.arange(1, 6)}
     five = replace(ALL["plain"], epochs=5, max_steps=10, levels=(0.5, 0.125, 0.01))
-    run = hatexplain._run(five, 7, own)
+    run = posts._run(five, 7, own)
     assert run["status"] == "budget" and run["end"]["attention"] == 0.5 and run["end"]["training_loss"] == 0.0625
     # At the centres of the second and fourth epoch: 1.5 and 3.5 epochs in.
     assert [line["step"] for line in run["matched"]] == [3.0, 7.0]
     assert [line["attention"] for line in run["matched"]] == pytest.approx([0.15, 0.35])
-    assert hatexplain._run(replace(five, levels=(0.5, 0.125)), 7, own)["status"] == "stopped"
+    assert posts._run(replace(five, levels=(0.5, 0.125)), 7, own)["status"] == "stopped"
     wild = {**own, "losses": np.where(np.arange(10) < 5, own["losses"], np.nan)}
-    run = hatexplain._run(five, 7, wild)
+    run = posts._run(five, 7, wild)
     assert run["status"] == "diverged" and run["diverged_at"] == 5 and run["end"]["training_loss"] is None
     assert [line["level"] for line in run["matched"]] == [0.5]
 
@@ -170,18 +172,64 @@ def test_measures_are_means_of_the_posts_that_they_are_about():
     found = {name: each.copy() for name in ("mass", "entropy", "top_mass", "auprc", "loss")}
     found["predicted"] = np.array([[[0, 1, 1]], [[-1, -1, -1]]])
     found["loss"][1] = np.nan
-    means = hatexplain.means(found, split)
+    means = posts.means(found, split)
     np.testing.assert_allclose(means["attention"], [[0.3], [0.2]])
     np.testing.assert_allclose(means["auprc"], [[0.2], [0.1]])
     np.testing.assert_allclose(means["accuracy"], [[2 / 3], [np.nan]])
 
 
+def test_under_sgd_a_group_trains_and_momentum_is_a_rate(small):
+    """A ratio, a gain and momentum of QK are one thing at little momentum; embeddings and head have the base rate in all."""
+    still = Intervention(OnCircuit(schedule=STILL), OnCircuit(schedule=STILL))
+    chosen = [
+        sgd("plain"),
+        sgd("ratio-30"),
+        sgd("gain-sgd"),
+        replace(sgd("plain"), name="hatexplain-sgd-still", on=still),
+        replace(sgd("momentum-both-0.9"), name="hatexplain-sgd-slow", on=still),
+    ]
+    assert hatexplain_sgd.groups(chosen) == [chosen]
+    found = hatexplain_sgd.train(chosen, Work())
+    ends = {name.removeprefix("hatexplain-sgd-"): [run["end"] for run in r["runs"]] for name, r in found.items()}
+    for fast, gain, plain in zip(ends["ratio-30"], ends["gain-sgd"], ends["plain"], strict=True):
+        assert (
+            gain["attention"] == pytest.approx(fast["attention"], rel=1e-3) and gain["attention"] != plain["attention"]
+        )
+    # With circuits at rest nothing is left of their own rate.
+    assert ends["slow"] == ends["still"] != ends["plain"]
+
+
+def sgd(name):
+    own = next(arm for arm in hatexplain_sgd.arms(False) if arm.name == f"hatexplain-sgd-{name}")
+    rate = {"rate": 0.5} if isinstance(own, posts.ApartArm) else {}
+    usual = {"eta_ov": 0.5 * own.eta_ov, "epochs": 3, "max_steps": 18, "seeds": (3, 5), "levels": (1.02, 1e-3)}
+    return replace(own, **usual, **rate)
+
+
+def test_arms_under_sgd_start_alike_and_leave_all_else_at_the_base_rate():
+    every = {arm.name.removeprefix("hatexplain-sgd-"): arm for arm in hatexplain_sgd.arms(False)}
+    assert len(every) == len(hatexplain_sgd.arms(False))
+    assert {arm.others for arm in every.values() if arm.optimizer == "sgd"} == {hatexplain_sgd.RATE}
+    for name, arm in every.items():
+        scaled = tuple(x / hatexplain_sgd.GLOROT for x in arm.start)
+        assert scaled == pytest.approx((1, 1)) or name.startswith("start-")
+        if arm.optimizer == "adamw":
+            assert arm.others == arm.eta_ov in hatexplain_sgd.ADAM and arm.family == "AdamW" and "AdamW" in arm.label
+    assert every["start-qk-10"].start == (hatexplain_sgd.GLOROT, 10 * hatexplain_sgd.GLOROT)
+    one, two = (posts._without(every[f"momentum-{which}-0.9"]) for which in ("both", "qk"))
+    assert (one.rate, one.qk, one.ov) == pytest.approx((1.0, 0.1, 0.1)) and (two.qk, two.ov) == (1.0, 1.0)
+    alone = posts._without(every["normalized-ov-3.33333"])
+    assert (alone.rate, alone.qk, alone.ov) == pytest.approx((1.0, 1.0, 0.3))
+    kinds = [{arm.optimizer for arm in group} for group in hatexplain_sgd.groups(list(every.values()))]
+    assert all(len(kind) == 1 for kind in kinds) and len(kinds) == 7
+
+
 def test_arms_are_adamw_with_names_of_their_own():
     assert len(ALL) == len(hatexplain.arms(False)) and {arm.optimizer for arm in ALL.values()} == {"adamw"}
     assert ALL["gain-adamw"].gain == (1.0, 30.0) and ALL["gain-adamw"].r == 1.0 and "gain-sgd" not in ALL
-    assert all(len(group) <= hatexplain.GROUP for group in hatexplain.groups(list(ALL.values())))
+    assert all(len(group) <= posts.GROUP for group in hatexplain.groups(list(ALL.values())))
     quick = hatexplain.arms(True)
     assert [arm.r for arm in quick] == [1.0, 30.0] and {arm.posts for arm in quick} == {600}
     # Decay of the recipe, unless the arm chooses its own.
-    assert hatexplain._with_decay(Intervention()).qk.decay == hatexplain.DECAY
-    assert hatexplain._with_decay(ALL["decay-ov-10"].on).ov.decay == 10.0
+    assert posts._with_decay(Intervention()).qk.decay == posts.DECAY
+    assert posts._with_decay(ALL["decay-ov-10"].on).ov.decay == 10.0
