@@ -55,7 +55,7 @@ squad: $(READY)  ## Table 1 on SQuAD: SCALE=laptop|full, ARGS="--protocol as_cod
 table1: $(READY)  ## Tables 1 and 4 to 6 whole, from the results of the three above: --results FOLDER
 	$(BIN)/python -m experiments.table1 $(ARGS)
 
-interventions: $(READY)  ## what sharpens attention beside the ratio of rates: ARGS="--settings orthogonal tokens hatexplain", --data FOLDER; results/interventions
+interventions: $(READY)  ## what sharpens attention beside the ratio of rates: ARGS="--settings orthogonal tokens hatexplain-sgd hatexplain", --data FOLDER; results/interventions
 	$(BIN)/python -m experiments.interventions $(ARGS)
 
 theory: $(READY)  ## the paper's mathematics on numbers, one page of verdicts; results/theory

@@ -1,1 +1,1 @@
-"""What the experiment on interventions is made of: arms, the three settings, tables and verdict."""
+"""What the experiment on interventions is made of: arms, the four settings, tables and verdict."""
