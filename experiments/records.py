@@ -69,6 +69,7 @@ class RecordPlace:
         shared: further settings that it is trained by, the same for all arms.
         check: raises ValueError where the rest of the record is not as it was written.
         fresh: whether --fresh, which trains anew, is of the command that reads it.
+        do: what to do where it cannot be taken, if not what is told of the command's own folder.
     """
 
     folder: Path
@@ -80,6 +81,7 @@ class RecordPlace:
     shared: Mapping[str, Any] = field(default_factory=dict)
     check: Callable[[Record], object] = lambda record: None
     fresh: bool = True
+    do: str = ""
 
     @property
     def path(self) -> Path:
@@ -93,7 +95,7 @@ class RecordPlace:
             ConflictError: it is that of other settings; the message shows the difference. OutputError: it cannot be read.
         """
         beside = {**self.measured, **self.shared}
-        with self._damages():
+        with self.damages():
             try:
                 text = self.path.read_text()
             except (FileNotFoundError, NotADirectoryError):
@@ -102,11 +104,11 @@ class RecordPlace:
             theirs = record["arm"] | {name: record[name] for name in beside}
             found, lines = record["digest"], differences(theirs, {**self.arm, **beside})
         if lines:
-            do = "take another --out, or " + ("--fresh to forget it" if self.fresh else "remove it")
+            do = self.do or "take another --out, or " + ("--fresh to forget it" if self.fresh else "remove it")
             raise ConflictError(f"{self.path} is the record of other settings ({'; '.join(lines)}); {do}")
         if found != self.digest:
             raise ConflictError(f"{self.path} has the digest of other settings; {self._remove}")
-        with self._damages():
+        with self.damages():
             check_positive("its wall_seconds", record["wall_seconds"], zero=True)
             for part, (count, names) in self.parts.items():
                 if count not in (None, len(record[part])) or any(set(names) - set(line) for line in record[part]):
@@ -116,10 +118,12 @@ class RecordPlace:
 
     @property
     def _remove(self) -> str:
+        if self.do:
+            return self.do
         return "remove it, or --fresh" if self.fresh else "remove it, or train its arm again without --draw-only"
 
     @contextmanager
-    def _damages(self) -> Iterator[None]:
+    def damages(self) -> Iterator[None]:
         """Where a damaged or edited file makes anything fail: OutputError that names it."""
         try:
             yield

@@ -3,7 +3,7 @@
 import functools
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,7 +23,7 @@ from experiments.records import (
     take_up_together,
     warn_of_replaced,
 )
-from experiments.text import arms, tables, tune
+from experiments.text import arms, join, tables, tune
 from experiments.text.arms import Protocol
 from experiments.text.readings import QUANTITIES, Quantity, Record
 from experiments.text.schema import check_record
@@ -56,7 +56,7 @@ class TextOptions(ArmOptions):
     """How it is run; no result depends on it but by what is asked for."""
 
     home: ClassVar[str] = ""
-    undrawn: ClassVar[tuple[str, ...]] = (*ArmOptions.undrawn, "arms", "data")
+    undrawn: ClassVar[tuple[str, ...]] = (*ArmOptions.undrawn, "arms", "data", "join")
 
     protocol: str = "controlled"
     """Which of the protocols."""
@@ -64,6 +64,8 @@ class TextOptions(ArmOptions):
     """Only these arms, by their names; default all of the protocol."""
     seeds: tuple[int, ...] = ()
     """These seeds in place of the protocol's, into a folder of their own; beside --draw-only that folder is drawn."""
+    join: tuple[Path, ...] = ()
+    """Put the runs of these folders together, one or more seeds each, in place of training; the seeds are those of --seeds."""
     tune: bool = False
     """The paper's tuning instead: a base rate by validation, then a multiplier of QK at that rate."""
     early: bool = False
@@ -128,22 +130,19 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
         if not options.tune:
             reject("--early", True, "given beside --tune, whose choice it alters")
         experiment = replace(experiment, tuned=replace(experiment.tuned, reading="best"))
-    names = chosen(protocol, options.arms)
-    if not options.draw_only:
+    names, parts = chosen(protocol, options.arms), {}
+    if options.join:
+        join.refuse_beside(options)
+        parts = join.gathered(options, protocol, names, places)
+    elif not options.draw_only:
         Machine().join()
     with lock(opened(folder, options)):
         begun = time.monotonic()
         refuse_others(places(folder, protocol), options)
-        if not options.draw_only:
-            data = reader(experiment, protocol, names, options)
-            own = settle(places(folder, protocol), names, options, data)
-            # Finished records need none, but data that are named must be theirs; what is wrong with data is said before work.
-            if options.data is not None or (not options.tune and any(place.read() is None for place in own)):
-                data()
-            if options.tune:
-                train(experiment.task, protocol, [arm.name for arm in protocol.groups[0]], options, data)
-                names = tune.chosen_group(finished(protocol, folder), protocol, experiment.tuned)
-            train(experiment.task, protocol, names, options, data)
+        if options.join:
+            put_together(parts, protocol, options)
+        elif not options.draw_only:
+            names = trained(experiment, protocol, names, options)
         records = finished(protocol, folder)
         if not records:
             raise OutputError(f"{folder} has no finished arm; run this command without --draw-only first")
@@ -167,6 +166,28 @@ def run(experiment: Experiment, protocol: Protocol, options: TextOptions, argume
     print((folder / "verdict.md").read_text())
     print("\n".join(map(str, files)))
     return 0
+
+
+def trained(experiment: Experiment, protocol: Protocol, names: Sequence[str], options: TextOptions) -> Sequence[str]:
+    """Train what is missing of these arms, or what tuning chooses; the names of those that there are then."""
+    data = reader(experiment, protocol, names, options)
+    own = settle(places(options.folder, protocol), names, options, data)
+    # Finished records need none, but data that are named must be theirs; what is wrong with data is said before work.
+    if options.data is not None or (not options.tune and any(place.read() is None for place in own)):
+        data()
+    if options.tune:
+        train(experiment.task, protocol, [arm.name for arm in protocol.groups[0]], options, data)
+        names = tune.chosen_group(finished(protocol, options.folder), protocol, experiment.tuned)
+    train(experiment.task, protocol, names, options, data)
+    return names
+
+
+def put_together(parts: dict[str, list[join.Part]], protocol: Protocol, options: TextOptions) -> None:
+    """Have a record of each arm of which there are parts: the one that is there, or else all runs of its parts."""
+    own = places(options.folder, protocol)
+    first = next(iter(parts.values()))[0][1]
+    refuse_other_data(kept(own, list(parts), options), first["data"]["sha256"])
+    join.write(settle(own, list(parts), options), parts, protocol.recipe.seeds)
 
 
 def chosen(protocol: Protocol, names: Sequence[str]) -> list[str]:
@@ -223,16 +244,21 @@ def reader(experiment: Experiment, protocol: Protocol, names: Sequence[str], opt
     @functools.cache
     def read() -> Any:
         data = experiment.task.load(protocol.recipe, options.data, limit=protocol.limit)
-        for place in theirs:
-            record = place.read()
-            if record is not None and record["data"]["sha256"] != dict(data.sha256):
-                do = "take another --out, or --fresh to forget it"
-                raise ConflictError(f"{place.path} is the record of other data; {do}")
+        refuse_other_data(theirs, data.sha256)
         for note in (*data.notes, *_reduced(data, experiment.task.called)):
             print(f"note: {note}", file=sys.stderr)
         return data
 
     return read
+
+
+def refuse_other_data(theirs: Sequence[RecordPlace], sums: Mapping[str, str]) -> None:
+    """Raise ConflictError where one of the records that are there is not of the data with these SHA-256."""
+    for place in theirs:
+        record = place.read()
+        if record is not None and record["data"]["sha256"] != dict(sums):
+            do = "take another --out, or --fresh to forget it"
+            raise ConflictError(f"{place.path} is the record of other data; {do}")
 
 
 def _reduced(data: Any, called: Called) -> list[str]:
