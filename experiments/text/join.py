@@ -142,8 +142,10 @@ def joined(parts: Sequence[Part], seeds: Sequence[int]) -> Record:
 
 
 def write(own: Sequence[RecordPlace], parts: Mapping[str, Sequence[Part]], seeds: Sequence[int]) -> None:
-    """Write the joined records of these places; one that is there already is taken up."""
+    """Write the joined records of these places; one that is there already is taken up, which a line on stderr says."""
     for place in own:
-        if place.read() is None:
+        if place.read() is not None:
+            print(f"note: {place.path} is there and stays as it is; --fresh joins it anew", file=sys.stderr)
+        else:
             seconds = sum(record["wall_seconds"] for _, record in parts[place.name])
             place.write(joined(parts[place.name], seeds), seconds)

@@ -254,10 +254,15 @@ def test_an_arm_that_a_folder_lacks_is_named_and_not_joined(calls, tmp_path, cap
 # What is there already.
 
 
-def test_a_record_that_is_there_is_taken_up_and_fresh_forgets_what_is_joined_alone(calls, tmp_path):
+def test_a_record_that_is_there_is_taken_up_and_fresh_forgets_what_is_joined_alone(calls, tmp_path, capsys):
     run("c")
     before = content(tmp_path / "c/arms")
+    capsys.readouterr()
     assert run("c", *JOIN) == 0 and content(tmp_path / "c/arms") == before
+    told = [
+        f"note: {tmp_path}/c/arms/{arm.name}.json is there and stays as it is; --fresh joins it anew" for arm in ARMS
+    ]
+    assert capsys.readouterr().err.splitlines() == told
     (tmp_path / "b/arms/qk30.json").unlink()
     assert run("c", *JOIN, "--fresh") == 0
     assert "joined" in record(tmp_path / "c", "baseline") and "joined" not in record(tmp_path / "c", "qk30")
