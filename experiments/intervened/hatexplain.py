@@ -37,12 +37,11 @@ QUICK, QUICK_RATE = (BASELINE, "ratio-30"), 1.5e-3
 
 def arms(quick: bool) -> tuple[PostsArm, ...]:
     """All arms; with `quick` the plain one and a faster QK, few posts and two seeds."""
-    usual: dict[str, Any] = {"setting": SETTING}
-    found = [case | {"optimizer": "adamw"} for case in _adamw(cases(STRENGTHS, RATE, FORM))]
+    usual: dict[str, Any] = {"setting": SETTING, "optimizer": "adamw"}
+    found = _adamw(cases(STRENGTHS, RATE, FORM))
     if quick:
-        few = [case | {"eta_ov": QUICK_RATE} for case in found if case["short"] in QUICK]
-        return made(few, QUICK_RATE, usual | LOOK)
-    return made(found, RATE, usual)
+        return made([case | {"eta_ov": QUICK_RATE} for case in found if case["short"] in QUICK], usual | LOOK)
+    return made([case if case["eta_ov"] == RATE else case | {"rate": RATE} for case in found], usual)
 
 
 def _adamw(given: list[Case]) -> list[Case]:

@@ -44,7 +44,7 @@ ENGINE = 1
 # Arms of a group train together; as many runs as Table 1's.
 GROUP = 9
 EPOCHS, UPDATES = 10, 481
-# Decay of all groups under the recipe's optimizer, and of a circuit whose decay no arm chooses.
+# AdamW's decay of all groups in the recipe, and of a circuit whose decay no arm chooses.
 DECAY = 1e-4
 # Tokens of a post, for a look.
 SHORT = 32
@@ -82,9 +82,9 @@ class PostsArm(Arm):
             raise InputError(f"max_steps must be a multiple of epochs, got {self.max_steps} and {self.epochs}")
 
     @property
-    def others(self) -> float:
-        """Rate of what belongs to no circuit."""
-        return self.eta_ov
+    def others(self) -> tuple[float, float]:
+        """Rate and decay of what belongs to no circuit."""
+        return self.eta_ov, DECAY
 
 
 @dataclass(frozen=True)
@@ -93,38 +93,36 @@ class ApartArm(PostsArm):
 
     Attributes:
         rate: of what belongs to no circuit; `eta_ov` is of OV alone.
+        decay: alike, and of a circuit for which `on` has none.
     """
 
     rate: float = 1.0
+    decay: float = DECAY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive("rate", self.rate)
+        check_positive("decay", self.decay, zero=True)
 
     @property
-    def others(self) -> float:
-        """Rate of what belongs to no circuit."""
-        return self.rate
+    def others(self) -> tuple[float, float]:
+        """Rate and decay of what belongs to no circuit."""
+        return self.rate, self.decay
 
 
-def made(found: Sequence[Case], rate: float, usual: Mapping[str, Any]) -> tuple[PostsArm, ...]:
+def made(found: Sequence[Case], usual: Mapping[str, Any]) -> tuple[PostsArm, ...]:
     """The arms of these cases on all posts.
 
-    Where the rate of OV is another than `rate`, what belongs to no circuit stays at `rate`; but under another optimizer than
-    the first case's everything has that optimizer's.
-
     Args:
-        found: what the arms differ in (`cases`), with "optimizer".
-        rate: base learning rate of the setting.
+        found: what the arms differ in (`cases`); those with "rate" have it for what belongs to no circuit (`ApartArm`).
         usual: further fields of all of them; "setting" begins their names.
     """
     shared = {"form": str(FORM), "levels": LEVELS, "max_steps": EPOCHS * UPDATES, **usual}
     out = []
     for case in found:
         own = {name: value for name, value in case.items() if name != "short"}
-        whole = case["eta_ov"] == rate or case["optimizer"] != found[0]["optimizer"]
-        kind, more = (PostsArm, {}) if whole else (ApartArm, {"rate": rate})
-        out.append(kind(name=f"{shared['setting']}-{case['short']}", **own, **more, **shared))
+        kind = ApartArm if "rate" in own else PostsArm
+        out.append(kind(name=f"{shared['setting']}-{case['short']}", **own, **shared))
     return tuple(out)
 
 
@@ -196,7 +194,7 @@ def _prepared(
     """The campaign of Table 1's arms at these ratios, and what is done to their circuits."""
     plain = [_without(arm) for arm in chosen]
     campaign, runs = prepare(recipe, plain, data, reader, work.store, work.request)
-    numbers = [single(Numbers.of(_with_decay(arm.on))) for arm in chosen]
+    numbers = [single(Numbers.of(_with_decay(arm.on, arm.others[1]))) for arm in chosen]
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *numbers)
     gain = np.array([arm.gain for arm in chosen], np.float32)
     measure = _measure(reader, campaign.job.steps // chosen[0].epochs)
@@ -209,15 +207,16 @@ def _prepared(
 
 def _without(arm: PostsArm) -> TextArm:
     """The arm without its intervention."""
-    ov = arm.eta_ov / arm.others
-    return TextArm(arm.name, arm.epochs, rate=arm.others, qk=arm.r * ov, ov=ov, embed=arm.embed, decay=DECAY)
+    rate, decay = arm.others
+    ov = arm.eta_ov / rate
+    return TextArm(arm.name, arm.epochs, rate=rate, qk=arm.r * ov, ov=ov, embed=arm.embed, decay=decay)
 
 
-def _with_decay(on: Intervention) -> Intervention:
-    """The intervention with the recipe's decay where it has none of its own."""
+def _with_decay(on: Intervention, decay: float) -> Intervention:
+    """The intervention with this decay where it has none of its own."""
 
     def of(circuit: OnCircuit) -> OnCircuit:
-        return circuit if circuit.decay else replace(circuit, decay=DECAY)
+        return circuit if circuit.decay else replace(circuit, decay=decay)
 
     return Intervention(of(on.qk), of(on.ov))
 

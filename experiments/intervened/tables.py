@@ -15,7 +15,7 @@ from qkdyn.metrics.paired import paired_difference
 RATIO = "ratio"
 # Ratios that change in time.
 SCHEDULES = ("ramp up", "ramp down", "delayed QK", "delayed OV")
-# Arms of an optimizer of their own that have a ratio other than 1 too.
+# Arms under Adam, in whatever place, that have a ratio other than the plain arm's too.
 WITH_RATIO = " with another r"
 RESCALED = "gradient of QK rescaled"
 # Measures of a run at a level: attention is in the setting's own measure, steps is the update at which the loss is reached.
@@ -108,7 +108,7 @@ def _row(record: Record, level: float, plain: Record | None, fast: Record | None
     arm, base = record["arm"], record["arm"] if plain is None else plain["arm"]
     own = {measure: values(record, level, measure) for measure in MEASURES}
     row = {name: arm[name] for name in (*WHERE, "family", "label", "name", "r", "optimizer")}
-    if arm["optimizer"] != base["optimizer"] and arm["r"] != base["r"]:
+    if arm["r"] != base["r"] and not is_ratio(arm["family"]) and _by_rate_alone(arm, base):
         row["family"] += WITH_RATIO
     row |= {"level": level, "ranked": level == ranked_level(arm["levels"]), "plain": is_plain(arm)}
     other = any(arm[name] != base[name] for name in ("eta_ov", "optimizer"))
@@ -134,6 +134,11 @@ def _matching(record: Record, other: Record | None, level: float, measure: str) 
     if other is not None:
         known = dict(zip([run["seed"] for run in other["runs"]], values(other, level, measure), strict=True))
     return np.array([known.get(run["seed"], math.nan) for run in record["runs"]], float)
+
+
+def _by_rate_alone(arm: Mapping[str, Any], base: Mapping[str, Any]) -> bool:
+    """Whether rates say how fast an arm's circuits move: under another optimizer than the plain arm's, and under Adam."""
+    return arm["optimizer"] != base["optimizer"] or arm["optimizer"] in ("adam", "adamw")
 
 
 def _named(name: str, interval: Interval) -> dict[str, float]:
