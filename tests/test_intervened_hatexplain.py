@@ -179,11 +179,11 @@ def test_measures_are_means_of_the_posts_that_they_are_about():
 
 
 def test_under_sgd_a_group_trains_and_momentum_is_a_rate(small):
-    """A ratio, a gain and momentum of QK are one thing at little momentum; embeddings and head have the base rate in all."""
+    """A gain of QK is its ratio, as nothing decays; embeddings and head have the base rate whatever circuits have."""
     still = Intervention(OnCircuit(schedule=STILL), OnCircuit(schedule=STILL))
     chosen = [
         sgd("plain"),
-        sgd("ratio-30"),
+        sgd("ratio-10"),
         sgd("gain-sgd"),
         replace(sgd("plain"), name="hatexplain-sgd-still", on=still),
         replace(sgd("momentum-both-0.9"), name="hatexplain-sgd-slow", on=still),
@@ -191,7 +191,7 @@ def test_under_sgd_a_group_trains_and_momentum_is_a_rate(small):
     assert hatexplain_sgd.groups(chosen) == [chosen]
     found = hatexplain_sgd.train(chosen, Work())
     ends = {name.removeprefix("hatexplain-sgd-"): [run["end"] for run in r["runs"]] for name, r in found.items()}
-    for fast, gain, plain in zip(ends["ratio-30"], ends["gain-sgd"], ends["plain"], strict=True):
+    for fast, gain, plain in zip(ends["ratio-10"], ends["gain-sgd"], ends["plain"], strict=True):
         assert (
             gain["attention"] == pytest.approx(fast["attention"], rel=1e-3) and gain["attention"] != plain["attention"]
         )
@@ -201,27 +201,37 @@ def test_under_sgd_a_group_trains_and_momentum_is_a_rate(small):
 
 def sgd(name):
     own = next(arm for arm in hatexplain_sgd.arms(False) if arm.name == f"hatexplain-sgd-{name}")
-    rate = {"rate": 0.5} if isinstance(own, posts.ApartArm) else {}
     usual = {"eta_ov": 0.5 * own.eta_ov, "epochs": 3, "max_steps": 18, "seeds": (3, 5), "levels": (1.02, 1e-3)}
-    return replace(own, **usual, **rate)
+    return replace(own, **usual, rate=0.5)
 
 
 def test_arms_under_sgd_start_alike_and_leave_all_else_at_the_base_rate():
     every = {arm.name.removeprefix("hatexplain-sgd-"): arm for arm in hatexplain_sgd.arms(False)}
     assert len(every) == len(hatexplain_sgd.arms(False))
-    assert {arm.others for arm in every.values() if arm.optimizer == "sgd"} == {hatexplain_sgd.RATE}
     for name, arm in every.items():
         scaled = tuple(x / hatexplain_sgd.GLOROT for x in arm.start)
         assert scaled == pytest.approx((1, 1)) or name.startswith("start-")
         if arm.optimizer == "adamw":
-            assert arm.others == arm.eta_ov in hatexplain_sgd.ADAM and arm.family == "AdamW" and "AdamW" in arm.label
+            assert arm.others == (arm.eta_ov, posts.DECAY) and arm.eta_ov in hatexplain_sgd.ADAM
+            assert arm.family == "Adam" and arm.label.startswith("AdamW, ") and f"rate {arm.eta_ov:g}" in arm.label
+        elif not name.startswith("base-"):
+            assert arm.others == (hatexplain_sgd.RATE, 0.0), name
+    assert every["start-both"].start == pytest.approx((1, 1))
+    assert [every[f"base-{rate}"].others[0] for rate in ("0.3", "3")] == [0.3, 3.0]
+    assert posts._with_decay(every["plain"].on, every["plain"].others[1]).qk.decay == 0
     assert every["start-qk-10"].start == (hatexplain_sgd.GLOROT, 10 * hatexplain_sgd.GLOROT)
     one, two = (posts._without(every[f"momentum-{which}-0.9"]) for which in ("both", "qk"))
     assert (one.rate, one.qk, one.ov) == pytest.approx((1.0, 0.1, 0.1)) and (two.qk, two.ov) == (1.0, 1.0)
     alone = posts._without(every["normalized-ov-3.33333"])
     assert (alone.rate, alone.qk, alone.ov) == pytest.approx((1.0, 1.0, 0.3))
     kinds = [{arm.optimizer for arm in group} for group in hatexplain_sgd.groups(list(every.values()))]
-    assert all(len(kind) == 1 for kind in kinds) and len(kinds) == 7
+    assert all(len(kind) == 1 for kind in kinds) and sum(map(len, hatexplain_sgd.groups(list(every.values())))) == len(
+        every
+    )
+    assert [(arm.r, arm.posts, arm.optimizer) for arm in hatexplain_sgd.arms(True)] == [
+        (1, 600, "sgd"),
+        (10, 600, "sgd"),
+    ]
 
 
 def test_arms_are_adamw_with_names_of_their_own():
@@ -231,5 +241,7 @@ def test_arms_are_adamw_with_names_of_their_own():
     quick = hatexplain.arms(True)
     assert [arm.r for arm in quick] == [1.0, 30.0] and {arm.posts for arm in quick} == {600}
     # Decay of the recipe, unless the arm chooses its own.
-    assert posts._with_decay(Intervention()).qk.decay == posts.DECAY
-    assert posts._with_decay(ALL["decay-ov-10"].on).ov.decay == 10.0
+    assert posts._with_decay(Intervention(), ALL["plain"].others[1]).qk.decay == posts.DECAY
+    assert posts._with_decay(ALL["decay-ov-10"].on, posts.DECAY).ov.decay == 10.0
+    alone = posts._without(ALL["normalized-ov-3"])
+    assert (alone.rate, alone.qk, alone.ov) == pytest.approx((5e-5, 1.0, 1 / 3)) and alone.decay == posts.DECAY

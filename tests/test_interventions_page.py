@@ -9,7 +9,7 @@ import pytest
 from experiments.intervened import orthogonal
 from experiments.intervened.arms import both, one
 from experiments.intervened.page import arms_table, page
-from experiments.intervened.tables import arms_frame, by_rank, families, ranking
+from experiments.intervened.tables import WITH_RATIO, arms_frame, by_rank, families, is_ratio, ranking
 from made_interventions import made_arms, made_record
 from qkdyn.errors import InputError
 from qkdyn.figures import canvas
@@ -140,16 +140,37 @@ def test_a_sentence_of_gradient_descent_where_others_sharpen_too():
         "**Under gradient descent (made) the learning-rate ratio is one of several knobs**"
     )
     assert "2 of 3 other families of interventions sharpen attention" in said[0]
-    assert (
-        "in at least one of 1 setting (1 of them to at least 50% of what the strongest ratio adds there: clipping of OV)"
-        in said[0]
-    )
+    reach = "1 of them to at least 50% of what the strongest ratio adds there: clipping of OV"
+    assert f"in at least one of the table's 1 column ({reach})" in said[0]
+    assert "several knobs**; in made they move the ratio of the circuits' effective rates" in said[0]
     (adam,) = sentences(arms_frame(records({"adam-1": 0.9})))
     assert (
         "2 of them to at least 50% of what the strongest ratio adds there: Adam in the place of SGD and clipping of OV)"
         in adam
     )
     assert "gives the attention of 9 arms in made to within" in said[0] and "as start and imbalance do" in said[0]
+
+
+def test_knobs_have_something_in_common_where_there_is_a_theory():
+    """Of a setting that has none nothing is said."""
+    (said,) = sentences(arms_frame(records()))
+    assert "several knobs**: 2 of 3" in said and "effective rates" not in said
+    (said,) = sentences(arms_frame([*records(predicted=1.0 + 0.02 / 0.5), *records(setting="other")]))
+    assert "(made and other)" in said and "several knobs**; in made they move" in said
+
+
+def test_under_adam_an_arm_with_another_ratio_is_no_other_family():
+    """Normalization and clipping change nothing there, whatever they seem to do at three times QK's rate."""
+    three = also("normalized-qk-3", 0.7, 90.0, family="normalization of QK", label="rates 3 and 1", r=3.0)
+    frame = arms_frame(by_adamw(*records(), three))
+    assert (
+        list(frame[frame["name"].str.endswith("normalized-qk-3")]["family"]) == [f"normalization of QK{WITH_RATIO}"] * 2
+    )
+    assert is_ratio(f"normalization of QK{WITH_RATIO}")
+    under_sgd = arms_frame(
+        [*records(), also("normalized-qk-3", 0.7, 90.0, family="normalization of QK", label="x", r=3.0)]
+    )
+    assert "normalization of QK" in set(under_sgd["family"])
 
 
 def test_prices_are_at_equal_attention():

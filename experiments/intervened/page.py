@@ -17,12 +17,12 @@ NEAR_ALL = 0.01
 ATTENTION = {
     "orthogonal": "in orthogonal it is alpha, the mass on the class tokens, at the exact loss",
     "tokens": "in tokens the mass on the class's own tokens and on the query's, at the loss of a fixed batch",
-    "hatexplain-sgd": "in hatexplain-sgd MRTA on the test split, the mass on the tokens that annotators marked in toxic posts, at "
-    "the mean training loss of an epoch; nothing decays but by an arm that says so, and circuits start at Glorot's size, without "
-    "which SGD does not leave the start; its arms of Adam are AdamW's for all parameters, at two base rates",
-    "hatexplain": "in hatexplain MRTA likewise, all arms by AdamW (whose decay takes at most 0.2% of a weight away: Adam in all but "
-    "name) from the recipe's start, 39 times smaller in products; in both the recipe's clip of all gradients to norm 1 acts before "
-    "a circuit's own",
+    "hatexplain-sgd": "in hatexplain-sgd MRTA on the test split, the mass on the tokens that annotators marked in toxic posts, "
+    "at the mean training loss of an epoch; nothing decays but by an arm that says so, and circuits start at Glorot's size, "
+    "without which SGD does not leave the start; its arms of Adam are AdamW's for all parameters, at two base rates",
+    "hatexplain": "in hatexplain MRTA likewise, all arms by AdamW (whose decay takes at most 0.2% of a weight away: Adam in "
+    "all but name) from the recipe's start, 39 times smaller in products; in both the recipe's clip of all gradients to norm 1 "
+    "acts before a circuit's own",
 }
 
 
@@ -34,7 +34,7 @@ def page(frame: pd.DataFrame, seconds: float = 0.0) -> str:
         seconds: that their training took in all; 0 is not said.
     """
     found = families(frame)
-    took = [f"Training of {plural(frame['name'].nunique(), 'arm')} took {seconds / 60:.0f} minutes."] if seconds else []
+    took = [f"Training of {plural(len(set(frame['name'])), 'arm')} took {seconds / 60:.0f} minutes."] if seconds else []
     parts = [
         "# Interventions beside the learning-rate ratio",
         verdict(frame, found),
@@ -92,8 +92,8 @@ def _how(frame: Frame) -> str:
         "(*: at rates or by an optimizer of its own, so that updates do not compare), then what theory adds and, where it "
         f"changes, accuracy in points. =: attention within {NEAR_ALL:g} of 1, where order means nothing. Ramps and delays are "
         "schedules of the ratio, momentum and rescaled gradients are the ratio under another name by gradient descent, and "
-        "Adam at another r has both: none of them counts as another family. The strength of normalization is a rate, and where both "
-        "are normalized also their ratio. "
+        "Adam at another r has both: none of them counts as another family. The strength of normalization is a rate, and where "
+        "both are normalized also their ratio. "
         "Families stand in the order of their share of what the strongest ratio adds, in the mean."
     )
 
@@ -162,8 +162,9 @@ def _adam(frame: Frame) -> list[str]:
             rows = [own[own["name"].str.endswith(f"-{short}")] for short in ends]
             if all(len(row) == 1 and np.isfinite(row["attention"].iloc[0]) for row in rows):
                 one, rate, gain = (float(row["attention"].iloc[0]) for row in rows)
+                under = f"{KINDS[str(rows[0]['optimizer'].iloc[0])]}, {_joined([place])}"
                 said.append(
-                    f"{KINDS[rows[0]['optimizer'].iloc[0]]}, {_joined([place])}: attention {one:.3f} at r = 1, {rate:.3f} with the rate of QK times {factor} "
+                    f"{under}: attention {one:.3f} at r = 1, {rate:.3f} with the rate of QK times {factor} "
                     f"({signed(rate - one)} by this ratio), {gain:.3f} with its gradient times {factor} ({signed(gain - one)})."
                 )
     return said

@@ -58,7 +58,7 @@ def _sentence(kind: str, frame: Frame, found: Frame) -> str:
     strong = [name for name in names if (of_family(raising, name)["share"] >= AS_STRONG).any()]
     if strong:
         called = listed([f"{name} in the place of SGD" if name in KINDS.values() else name for name in strong])
-        at_least = f"in at least one of {plural(len(places(judged)), 'column')} below"
+        at_least = f"in at least one of the table's {plural(len(places(judged)), 'column')}"
         reach = f"{len(strong)} of them to at least {AS_STRONG:.0%} of what the strongest ratio adds there: {called}"
         first = f"**{under} the learning-rate ratio is one of several knobs**{_one_quantity(frame)}"
         return f"{first}: {many} {at_least} ({reach}){_gain(kind, frame)}{_theory(frame)}."
@@ -77,10 +77,9 @@ def _one_quantity(frame: Frame) -> str:
     if not len(told) or told.max() > CLOSE:
         return ""
     known: Any = frame[np.isfinite(frame["theory_error"])]
-    return (
-        f"; in {listed(list(dict.fromkeys(known['setting'])))} they move the ratio of the circuits' effective rates or, as start "
-        "and imbalance do, what these set out from"
-    )
+    where = listed(list(dict.fromkeys(known["setting"])))
+    what = "the ratio of the circuits' effective rates or, as start and imbalance do, what these set out from"
+    return f"; in {where} they move {what}"
 
 
 def _theory(frame: Frame) -> str:
