@@ -160,7 +160,7 @@ def draw(records: Sequence[Record], folder: Path) -> list[Path]:
     frame = arms_frame(records, {orthogonal.SETTING: orthogonal.equivalent})
     seconds = sum(record["wall_seconds"] for record in records)
     files = [
-        write_text(folder / "verdict.md", page(frame, seconds)),
+        write_text(folder / "verdict.md", page(frame, seconds, {(orthogonal.SETTING, "CACO"): orthogonal.in_signs})),
         write_text(folder / "arms.md", arms_table(frame)),
         write_text(folder / "summary.csv", frame.drop(columns="plain").to_csv(index=False, float_format="%.6g")),
     ]

@@ -173,6 +173,13 @@ def test_under_adam_an_arm_with_another_ratio_is_no_other_family():
     assert "normalization of QK" in set(under_sgd["family"])
 
 
+def test_adams_limit_stands_beside_what_adam_did():
+    text = page(arms_frame(records()), limits={("made", "CACO"): lambda r, level: 0.6 + 0.01 * r + level})
+    (line,) = (line for line in text.splitlines() if line.startswith("- Adam, made CACO"))
+    assert line.endswith("theory has 0.710 and 0.800.")
+    assert "signs" not in page(arms_frame(records())) and "took 2 minutes" in page(arms_frame(records()), 119.0)
+
+
 def test_prices_are_at_equal_attention():
     """Of an arm that is cheap beside the plain one the ratio may be as cheap for its attention."""
     cheap = also("start-qk-3", 0.69, 98.0, family="start of QK", label="times 3", start=(1.0, 3.0))

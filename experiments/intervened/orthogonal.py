@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from experiments.intervened.arms import Arm, Strengths, Work, cases, check_group
+from experiments.intervened.arms import Arm, Strengths, Work, both, cases, check_group
 from experiments.intervened.descent import groups, train_group
 from experiments.intervened.starts import multiple
 from experiments.records import Record
@@ -169,6 +169,15 @@ def predicted(arm: Arm) -> list[dict[str, Any]]:
         for level, t, alpha in zip(arm.levels, state.t, state.alpha, strict=True)
         if np.isfinite(alpha)
     ]
+
+
+def in_signs(r: float, level: float) -> float:
+    """Attention at this loss where each entry of both single matrices moves by the sign of its gradient: Adam's limit, CACO.
+
+    Any rate will do: it is the clock alone.
+    """
+    state = intervened_at_loss(SIZES, [r], [level], both(gradient="sign"), until=MAX_STEPS, eta_ov=0.01, initial=START)
+    return float(state.alpha[0, 0])
 
 
 def equivalent(form: str, alpha: float, level: float) -> float | None:

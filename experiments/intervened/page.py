@@ -1,16 +1,19 @@
 """The page of results: a verdict in two sentences, computed from the records, and the ranked table below it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from experiments.intervened.arms import BASELINE
 from experiments.intervened.tables import FEWEST, NOTABLE, RATIO, WHERE, by_rank, families, ranking
 from experiments.intervened.verdict import KINDS, Frame, prices, unknown, verdict
 from experiments.intervened.words import NONE, interval, number, of_family, places, plural, signed, times
 
+# (r, loss) to attention.
+Limit = Callable[[float, float], float]
 # So near to all attention the order of arms means nothing.
 NEAR_ALL = 0.01
 # What attention is in each setting, and the loss at which it is read.
@@ -26,12 +29,13 @@ ATTENTION = {
 }
 
 
-def page(frame: pd.DataFrame, seconds: float = 0.0) -> str:
+def page(frame: pd.DataFrame, seconds: float = 0.0, limits: Mapping[tuple[str, str], Limit] | None = None) -> str:
     """The page as Markdown: two sentences, prices, how to read it, a table of families, and what is left to say.
 
     Args:
         frame: `arms_frame` of the finished arms.
         seconds: that their training took in all; 0 is not said.
+        limits: for a setting and form, what gives attention at (r, level) in the limit that Adam has.
     """
     found = families(frame)
     took = [f"Training of {plural(len(set(frame['name'])), 'arm')} took {seconds / 60:.0f} minutes."] if seconds else []
@@ -42,7 +46,8 @@ def page(frame: pd.DataFrame, seconds: float = 0.0) -> str:
         _how(frame),
         _table(found),
         "\n".join(
-            f"- {line}" for line in (*unknown(found), *_beside_theory(frame), *_adam(frame), *_left_out(frame), *took)
+            f"- {line}"
+            for line in (*unknown(found), *_beside_theory(frame), *_adam(frame, limits or {}), *_left_out(frame), *took)
         ),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -150,8 +155,8 @@ def _beside_theory(frame: Frame) -> list[str]:
     return said
 
 
-def _adam(frame: Frame) -> list[str]:
-    """Under Adam a ratio of rates is not a rescaling of gradients."""
+def _adam(frame: Frame, limits: Mapping[tuple[str, str], Limit]) -> list[str]:
+    """Under Adam a ratio of rates is not a rescaling of gradients; what its limit of signs has."""
     shorts = [
         ("adam-1", "adam-10", "gain-adam", 10),
         ("plain", "ratio-30", "gain-adamw", 30),
@@ -167,6 +172,10 @@ def _adam(frame: Frame) -> list[str]:
                     f"{under}: attention {one:.3f} at r = 1, {rate:.3f} with the rate of QK times {factor} "
                     f"({signed(rate - one)} by this ratio), {gain:.3f} with its gradient times {factor} ({signed(gain - one)})."
                 )
+                if place in limits and ends[0] != BASELINE:
+                    level = rows[0]["level"].iloc[0]
+                    told = (limits[place](ratio, level) for ratio in (1.0, factor))
+                    said[-1] += " Where entries move by their signs alone theory has {:.3f} and {:.3f}.".format(*told)
     return said
 
 
