@@ -217,7 +217,8 @@ def test_arms_under_sgd_start_alike_and_leave_all_else_at_the_base_rate():
         elif not name.startswith("base-"):
             assert arm.others == (hatexplain_sgd.RATE, 0.0), name
     assert every["start-both"].start == pytest.approx((1, 1))
-    assert [every[f"base-{rate}"].others[0] for rate in ("0.3", "3")] == [0.3, 3.0]
+    assert [every[f"base-{rate}"].others[0] for rate in ("0.1", "0.3")] == [0.1, 0.3]
+    assert [posts._without(arm) for arm in (*every.values(), *ALL.values())]
     assert posts._with_decay(every["plain"].on, every["plain"].others[1]).qk.decay == 0
     assert every["start-qk-10"].start == (hatexplain_sgd.GLOROT, 10 * hatexplain_sgd.GLOROT)
     one, two = (posts._without(every[f"momentum-{which}-0.9"]) for which in ("both", "qk"))
