@@ -1,10 +1,10 @@
 """Interventions on HateXplain under SGD: the posts, model and batches of `hatexplain`, trained by gradient descent.
 
 Where both show the same, it is not the optimizer's doing. Hardly any gradient reaches one matrix of a circuit through another
-as small as AdamW's start has them, N(0, 0.02^2), so that SGD stays there (the arm whose start of both is the recipe's). So here
-those of both circuits start at Glorot's size. The base rate, also of what belongs to no circuit, is 1, the largest that arms on
-text may have; 0.1 and 0.3 are arms. Nothing decays but by an arm that says so: at these rates decay is no trifle, and a ratio
-would multiply it.
+as small as AdamW's start has them, N(0, 0.02^2), so that attention stays uniform (the arm whose start of both is the recipe's).
+So here those of both circuits start at Glorot's size. The base rate, also of what belongs to no circuit, is 1, the largest that
+arms on text may have; 0.1 and 0.3 are arms. Nothing decays but by an arm that says so: at these rates decay is no trifle, and a
+ratio would multiply it.
 """
 
 from typing import Any

@@ -22,7 +22,7 @@ ATTENTION = {
     "tokens": "in tokens the mass on the class's own tokens and on the query's, at the loss of a fixed batch",
     "hatexplain-sgd": "in hatexplain-sgd MRTA on the test split, the mass on the tokens that annotators marked in toxic posts, "
     "at the mean training loss of an epoch; nothing decays but by an arm that says so, and circuits start at Glorot's size, "
-    "without which SGD does not leave the start; its arms of Adam are AdamW's for all parameters, at two base rates",
+    "without which SGD leaves attention uniform; its arms of Adam are AdamW's for all parameters, at two base rates",
     "hatexplain": "in hatexplain MRTA likewise, all arms by AdamW (whose decay takes at most 0.2% of a weight away: Adam in "
     "all but name) from the recipe's start, 39 times smaller in products; in both the recipe's clip of all gradients to norm 1 "
     "acts before a circuit's own",
