@@ -169,7 +169,7 @@ class Strengths:
         start_qk, start_ov: factors of the start's products.
         factors_qk, factors_ov: imbalance, of factorized circuits.
         clip_qk, clip_ov: thresholds.
-        normalized: (eta_ov, r) of: QK normalized alone, OV alone, both; None leaves normalization out.
+        normalized: (what, eta_ov, r), what being "qk", "ov" or "both"; r names the arm, once for each of these.
         momentum: beta, of both circuits and of one.
         adam: (eta_ov, r) under Adam; at the first of these rates, which labels do not name, also with the QK gradient times
             `fast` instead.

@@ -16,17 +16,30 @@ from experiments.intervened.words import NONE, interval, number, of_family, plac
 Limit = Callable[[float, float], float]
 # So near to all attention the order of arms means nothing.
 NEAR_ALL = 0.01
-# What attention is in each setting, and the loss at which it is read.
+MRTA = (
+    "it is MRTA on the test split, the mass on the tokens that annotators marked in toxic posts, at the mean training loss of "
+    "an epoch, where the recipe's clip of all gradients to norm 1 acts before a circuit's own"
+)
+# What attention is in each setting, and the loss at which it is read; each stands alone.
 ATTENTION = {
-    "orthogonal": "in orthogonal it is alpha, the mass on the class tokens, at the exact loss",
-    "tokens": "in tokens the mass on the class's own tokens and on the query's, at the loss of a fixed batch",
-    "hatexplain-sgd": "in hatexplain-sgd MRTA on the test split, the mass on the tokens that annotators marked in toxic posts, "
-    "at the mean training loss of an epoch; nothing decays but by an arm that says so, and circuits start at Glorot's size, "
-    "without which SGD leaves attention uniform; its arms of Adam are AdamW's for all parameters, at two base rates",
-    "hatexplain": "in hatexplain MRTA likewise, all arms by AdamW (whose decay takes at most 0.2% of a weight away: Adam in "
-    "all but name) from the recipe's start, 39 times smaller in products; in both the recipe's clip of all gradients to norm 1 "
-    "acts before a circuit's own",
+    "orthogonal": "in orthogonal, Theorem 1's task, attention is alpha, the mass on the class tokens, at the exact loss",
+    "tokens": "in tokens, Sec. 4's task, it is the mass on the class's own tokens and the query's, at a fixed batch's loss",
+    "hatexplain-sgd": f"in hatexplain-sgd {MRTA}; nothing decays but by an arm that says so, and circuits start at Glorot's "
+    "size, without which SGD leaves attention uniform; its arms of Adam are AdamW's for all parameters, at two base rates",
+    "hatexplain": f"in hatexplain {MRTA}; all arms are AdamW's (whose decay takes at most 0.2% of a weight away: Adam in all "
+    "but name) from the recipe's start, 39 times smaller in products than hatexplain-sgd's",
 }
+# What the columns of arms.md are.
+COLUMNS = (
+    "what: the family, then the arm; rates of normalization are those of QK and OV, lengths of a step.",
+    "attention: the mean over seeds at the matched loss, of the kind that `verdict.md` names; added: beside the plain arm, "
+    "paired by seed.",
+    "beside its fastest ratio: of schedules, beside the arm that has their largest ratio throughout.",
+    "as r =: the smallest constant ratio with as much attention; none outside of what the arms of the ratio have.",
+    "steps: updates to the loss, as a multiple of the plain arm's; steps at equal attention: of those of that ratio.",
+    "accuracy: a share of 1, at the matched loss; runs: how many of the seeds reached it.",
+    "*: at rates or by an optimizer of its own, so that updates do not compare; seeds agree: to all digits.",
+)
 
 
 def page(frame: pd.DataFrame, seconds: float = 0.0, limits: Mapping[tuple[str, str], Limit] | None = None) -> str:
@@ -57,7 +70,8 @@ def arms_table(frame: pd.DataFrame) -> str:
     """All arms as Markdown, in each setting by how much attention they add."""
     names = ("setting", "what", "attention", "added [95%]", "beside its fastest ratio", "as r =", "theory adds")
     names += ("theory, as r =", "steps", "steps at equal attention", "accuracy", "runs")
-    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
+    lines = ["# Every arm", "", *(f"- {line}" for line in COLUMNS), ""]
+    lines += [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
     for row in ranking(frame).to_dict("records"):
         runs = f"{row['reached']} of {row['seeds']}" + (f", {row['diverged']} diverged" if row["diverged"] else "")
         own = "*" * bool(row["own_rate"])
@@ -80,27 +94,30 @@ def arms_table(frame: pd.DataFrame) -> str:
 
 
 def _how(frame: Frame) -> str:
-    """How the numbers are to be read."""
+    """How the numbers are to be read, a line for each thing."""
     ranked: Any = frame[frame["ranked"]]
     levels = [f"{s} {f} at {level:g}" for s, f, level in _unique(ranked, [*WHERE, "level"])]
     seeds = int(frame["seeds"].max())
     same = [place for place, own in ranked.groupby(list(WHERE), sort=False) if _deterministic(own)]
-    agree = f" Where seeds agree to all digits the setting is deterministic ({_joined(same)})." if same else ""
-    told = [text for name, text in ATTENTION.items() if (frame["setting"] == name).any()]
-    ratio = f" Attention: {'; '.join(told)}." if told else ""
-    return (
+    lines = [
         f"Attention added at a matched loss ({', '.join(levels)}), beside the plain arm (r = 1, nothing done) seed by seed, "
-        f"{plural(seeds, 'seed')}, 95% Student intervals in the tables.{agree}{ratio} A family is one kind of intervention "
-        f"at several strengths; it sharpens where an arm adds at least {NOTABLE:.0%} of what the strongest ratio adds, by an "
-        f"interval above 0 of at least {FEWEST} runs that all reached the loss. Shown is its arm that adds most, or, where "
-        "none sharpens, the one whose effect is largest in size; in brackets the updates that it takes beside the plain arm "
-        "(*: at rates or by an optimizer of its own, so that updates do not compare), then what theory adds and, where it "
-        f"changes, accuracy in points. =: attention within {NEAR_ALL:g} of 1, where order means nothing. Ramps and delays are "
-        "schedules of the ratio, momentum and rescaled gradients are the ratio under another name by gradient descent, and "
-        "Adam at another r has both: none of them counts as another family. The strength of normalization is a rate, and where "
-        "both are normalized also their ratio. "
-        "Families stand in the order of their share of what the strongest ratio adds, in the mean."
-    )
+        f"{plural(seeds, 'seed')}, 95% Student intervals in `arms.md`.",
+        *(f"{text[0].upper()}{text[1:]}." for name, text in ATTENTION.items() if (frame["setting"] == name).any()),
+        f"A family is one kind of intervention at several strengths; it sharpens where an arm adds at least {NOTABLE:.0%} of "
+        f"what the strongest ratio adds, by an interval above 0 of at least {FEWEST} runs that all reached the loss. Several "
+        "strengths are tried and the best is shown: an interval that hardly leaves 0 may be chance.",
+        "Shown is the family's arm that adds most, or, where none sharpens, the one whose effect is largest in size; in "
+        "brackets the updates that it takes beside the plain arm (*: at rates or by an optimizer of its own, so that updates "
+        "do not compare), then what theory adds and, where it changes, accuracy in points at that loss.",
+        f"=: attention within {NEAR_ALL:g} of 1, where order means nothing.",
+        "Ramps and delays are schedules of the ratio, momentum and rescaled gradients are the ratio under another name by "
+        "gradient descent, and Adam, or under Adam normalization, at another r has both: none counts as another family.",
+        "The strength of normalization is a rate, and where both are normalized also their ratio.",
+        "Families stand in the order of their share of what the strongest ratio adds, in the mean over columns.",
+    ]
+    if same:
+        lines.insert(1, f"Where seeds agree to all digits the setting is deterministic ({_joined(same)}).")
+    return "How to read it:\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
 def _deterministic(own: Frame) -> bool:
@@ -167,16 +184,23 @@ def _adam(frame: Frame, limits: Mapping[tuple[str, str], Limit]) -> list[str]:
             rows = [own[own["name"].str.endswith(f"-{short}")] for short in ends]
             if all(len(row) == 1 and np.isfinite(row["attention"].iloc[0]) for row in rows):
                 one, rate, gain = (float(row["attention"].iloc[0]) for row in rows)
+                first, second, third = (_between(row.iloc[0]) for row in rows)
                 under = f"{KINDS[str(rows[0]['optimizer'].iloc[0])]}, {_joined([place])}"
                 said.append(
-                    f"{under}: attention {one:.3f} at r = 1, {rate:.3f} with the rate of QK times {factor} "
-                    f"({signed(rate - one)} by this ratio), {gain:.3f} with its gradient times {factor} ({signed(gain - one)})."
+                    f"{under}: attention {one:.3f}{first} at r = 1, {rate:.3f}{second} with the rate of QK times {factor} "
+                    f"({signed(rate - one)}), {gain:.3f}{third} with its gradient times {factor} ({signed(gain - one)})."
                 )
                 if place in limits and ends[0] != BASELINE:
                     level = rows[0]["level"].iloc[0]
                     told = (limits[place](ratio, level) for ratio in (1.0, factor))
                     said[-1] += " Where entries move by their signs alone theory has {:.3f} and {:.3f}.".format(*told)
     return said
+
+
+def _between(row: Any) -> str:
+    """The interval of an arm's attention; nothing where there is none, or nothing to see of it."""
+    low, high = row["attention_low"], row["attention_high"]
+    return f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) and high - low > 1e-3 else ""
 
 
 def _left_out(frame: Frame) -> list[str]:

@@ -58,7 +58,7 @@ def _sentence(kind: str, frame: Frame, found: Frame) -> str:
     strong = [name for name in names if (of_family(raising, name)["share"] >= AS_STRONG).any()]
     if strong:
         called = listed([f"{name} in the place of SGD" if name in KINDS.values() else name for name in strong])
-        at_least = f"in at least one of the table's {plural(len(places(judged)), 'column')}"
+        at_least = f"in at least one of {plural(len(places(judged)), 'column')} of the table"
         reach = f"{len(strong)} of them to at least {AS_STRONG:.0%} of what the strongest ratio adds there: {called}"
         first = f"**{under} the learning-rate ratio is one of several knobs**{_one_quantity(frame)}"
         return f"{first}: {many} {at_least} ({reach}){_gain(kind, frame)}{_theory(frame)}."

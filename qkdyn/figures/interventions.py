@@ -43,15 +43,15 @@ def draw_interventions(frame: "pandas.DataFrame", families: "list[str]") -> "mat
         shown = _panel(axes, own, families) or shown
         level = f"{own['level'].iloc[0]:g}" if len(own) else "?"
         axes.set_title(f"{setting} {form}".strip() + f"\nat loss {level}", fontsize=10)
-        axes.set_xlabel("attention added", fontsize=9)
+        axes.set_xlabel("attention beside r = 1, on its own scale", fontsize=9)
     grid[0].set_yticks(range(len(families)), families, fontsize=8)
     grid[0].set_ylim(len(families) - 0.4, -0.6)
     if shown is not None:
-        bar = figure.colorbar(shown, ax=list(grid), fraction=0.02, pad=0.01)
+        bar = figure.colorbar(shown, ax=list(grid), fraction=0.02, pad=0.01, extend="both")
         ticks = (0.25, 0.5, 1.0, 2.0, 4.0)
         bar.set_ticks(list(ticks), labels=[f"{tick:g}" for tick in ticks])
         bar.minorticks_off()
-        bar.set_label("updates beside the plain arm", fontsize=9)
+        bar.set_label("updates, as a multiple of the plain arm's", fontsize=9)
     figure.suptitle(
         "What sharpens attention at a matched loss" if len(places) > 1 else "Attention at a matched loss", fontsize=12
     )
@@ -76,7 +76,7 @@ def _panel(axes: Any, own: "pandas.DataFrame", families: "list[str]") -> Any:
         axes.scatter(known["theory_change"], at, marker="|", s=90, color=canvas.INK, linewidth=0.9, zorder=2.5)
         found.append((known["change"], at, known["steps_ratio"], known["own_rate"]))
         if len(known) < len(rows):
-            text = f"{len(rows) - len(known)} of {len(rows)} not there"
+            text = f"{len(rows) - len(known)} of {len(rows)} did not reach the loss"
             where = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center", "fontsize": 7}
             axes.text(0.99, place, text, color=canvas.INK, **where)
     columns = zip(*found, strict=True)
