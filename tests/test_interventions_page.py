@@ -173,6 +173,15 @@ def test_under_adam_an_arm_with_another_ratio_is_no_other_family():
     assert "normalization of QK" in set(under_sgd["family"])
 
 
+def test_entropy_and_rank_of_attention_stand_in_the_table_of_arms():
+    found = records()
+    for run in found[0]["runs"]:
+        run["matched"][-1] |= {"entropy": 1.5 + 0.25 * run["seed"], "auprc": 0.7}
+    assert row(arms_frame(found), found[0]["arm"]["name"].split("CACO-")[1])["entropy"] == pytest.approx(2.0)
+    (told,) = (line for line in arms_table(arms_frame(found)).splitlines() if "| 2.00 | 0.700 |" in line)
+    assert told.endswith("| 0.900 | 2.00 | 0.700 | 3 of 3 |")
+
+
 def test_adams_limit_stands_beside_what_adam_did():
     text = page(arms_frame(records()), limits={("made", "CACO"): lambda r, level: 0.6 + 0.01 * r + level})
     (line,) = (line for line in text.splitlines() if line.startswith("- Adam, made CACO"))

@@ -37,7 +37,8 @@ COLUMNS = (
     "beside its fastest ratio: of schedules, beside the arm that has their largest ratio throughout.",
     "as r =: the smallest constant ratio with as much attention; none outside of what the arms of the ratio have.",
     "steps: updates to the loss, as a multiple of the plain arm's; steps at equal attention: of those of that ratio.",
-    "accuracy: a share of 1, at the matched loss; runs: how many of the seeds reached it.",
+    "accuracy: a share of 1, entropy of attention in nats, AUPRC how well attention ranks the marked tokens (both on text "
+    "alone), at the matched loss; runs: how many of the seeds reached it.",
     "*: at rates or by an optimizer of its own, so that updates do not compare; seeds agree: to all digits.",
 )
 
@@ -69,7 +70,7 @@ def page(frame: pd.DataFrame, seconds: float = 0.0, limits: Mapping[tuple[str, s
 def arms_table(frame: pd.DataFrame) -> str:
     """All arms as Markdown, in each setting by how much attention they add."""
     names = ("setting", "what", "attention", "added [95%]", "beside its fastest ratio", "as r =", "theory adds")
-    names += ("theory, as r =", "steps", "steps at equal attention", "accuracy", "runs")
+    names += ("theory, as r =", "steps", "steps at equal attention", "accuracy", "entropy", "AUPRC", "runs")
     lines = ["# Every arm", "", *(f"- {line}" for line in COLUMNS), ""]
     lines += [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
     for row in ranking(frame).to_dict("records"):
@@ -87,6 +88,8 @@ def arms_table(frame: pd.DataFrame) -> str:
             f"{times(row['steps_ratio'])}{own}",
             f"{times(row['price'])}{own if math.isfinite(row['price']) else ''}",
             number(row["accuracy"], ".3f"),
+            number(row["entropy"], ".2f"),
+            number(row["auprc"], ".3f"),
             runs,
         )
         lines.append(f"| {' | '.join(cells)} |")

@@ -20,6 +20,8 @@ WITH_RATIO = " with another r"
 RESCALED = "gradient of QK rescaled"
 # Measures of a run at a level: attention is in the setting's own measure, steps is the update at which the loss is reached.
 MEASURES = ("attention", "accuracy", "step")
+# Of attention on text, beside its mass on what matters: nats, and how well it ranks.
+BESIDE = ("entropy", "auprc")
 WHERE = ("setting", "form")
 # What adds less than this share of what the strongest ratio adds is not called a knob, however narrow its interval.
 NOTABLE = 0.02
@@ -61,10 +63,10 @@ def arms_frame(records: Sequence[Record], exact: Mapping[str, Exact] | None = No
     (the plain arm's optimizer), own_rate (whether eta_ov, the optimizer or, beside the ratio, r is another than the plain
     arm's, so that updates do not compare), seeds, reached and diverged (runs), judged (whether all seeds, and enough, compare);
     attention and its 95% interval; change of attention beside the plain arm, paired by seed; beside_fast, that of schedules
-    beside the arm of their fastest ratio; steps, and steps_ratio beside the plain arm; accuracy and accuracy_change; r_eq, the
-    constant ratio with as much attention, and price, steps beside those of this ratio (NaN where the arms of the ratio have
-    no such attention); theory_attention, theory_change, theory_r_eq and theory_error, relative; gap, "run" or "theory" where
-    only that one reached the level.
+    beside the arm of their fastest ratio; steps, and steps_ratio beside the plain arm; accuracy and accuracy_change; entropy
+    and auprc (NaN where no run tells them); r_eq, the constant ratio with as much attention, and price, steps beside those of
+    this ratio (NaN where the arms of the ratio have no such attention); theory_attention, theory_change, theory_r_eq and
+    theory_error, relative; gap, "run" or "theory" where only that one reached the level.
 
     Args:
         records: of finished arms.
@@ -118,6 +120,7 @@ def _row(record: Record, level: float, plain: Record | None, fast: Record | None
     row |= _named("attention", confidence_interval(own["attention"]))
     row |= {name: float(confidence_interval(own[short]).mean) for name, short in (("steps", "step"),)}
     row["accuracy"] = float(confidence_interval(own["accuracy"]).mean)
+    row |= {name: float(confidence_interval(values(record, level, name)).mean) for name in BESIDE}
     theirs = {m: _matching(record, plain, level, m) for m in MEASURES}
     pairs = int(np.isfinite(own["attention"] - theirs["attention"]).sum())
     row["judged"] = pairs == row["seeds"] >= FEWEST
