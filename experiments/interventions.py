@@ -126,8 +126,9 @@ def train(config: Config, arms: Sequence[Arm], options: Options) -> None:
             try:
                 SETTINGS[name].ready(options.data)
             except DataError as error:
-                others = " ".join(other for other in SETTINGS if other != name)
-                raise DataError(f"{error}; or leave {name} out: --settings {others}") from error
+                others = " ".join(other for other in settings if _has_data(other, options))
+                do = f"; or without it: --settings {others}" if others else ""
+                raise DataError(f"{error}{do}") from error
 
     own = {
         place.name: place for place in settle(places(config, options.folder), [a.name for a in arms], options, ready)
@@ -147,6 +148,15 @@ def train(config: Config, arms: Sequence[Arm], options: Options) -> None:
                     )
 
                 take_up_together([own[arm.name] for arm in group], options, begin)
+
+
+def _has_data(name: str, options: Options) -> bool:
+    """Whether there is something to train a setting on."""
+    try:
+        SETTINGS[name].ready(options.data)
+    except DataError:
+        return False
+    return True
 
 
 def finished(config: Config, folder: Path, *, fresh: bool = True) -> list[Record]:

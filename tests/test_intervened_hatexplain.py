@@ -126,6 +126,25 @@ def test_arms_that_do_not_fit_the_posts_or_each_other_are_refused(small):
         arm("plain", max_steps=19)
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"posts": 0}, "posts must be .*, got 0"),
+        ({"posts": -1}, "posts must be .*, got -1"),
+        ({"embed": -1.0}, "embed must be .*, got -1"),
+        ({"embed": float("nan")}, "embed must be .*, got nan"),
+        ({"r": 1e7}, "qk must be"),
+        ({"rate": 2.0}, "rate must be .* 1, got 2"),
+        ({"rate": 0.0}, "rate must be .*, got 0"),
+        ({"decay": -1.0}, "decay must be .*, got -1"),
+        ({"decay": 1.0}, "must be below 1"),
+    ],
+)
+def test_an_arm_that_no_run_can_have_is_refused_when_it_is_made(changed, message):
+    with pytest.raises(InputError, match=message):
+        replace(hatexplain_sgd.arms(False)[1], **changed)
+
+
 def test_without_posts_it_is_said_before_any_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("QKDYN_DATA", raising=False)

@@ -71,7 +71,7 @@ def test_a_command_that_is_stopped_goes_on_where_it_was(made, tmp_path):
 
 def test_missing_data_are_said_before_any_work(made, tmp_path):
     made["other"].missing = DataError("the files of other were not found")
-    with pytest.raises(DataError, match=r"were not found; or leave other out: --settings made$"):
+    with pytest.raises(DataError, match=r"were not found; or without it: --settings made$"):
         run(tmp_path)
     assert made["made"].asked == []
     assert run(tmp_path, "--settings", "made") == 0

@@ -52,7 +52,11 @@ def page(frame: pd.DataFrame, seconds: float = 0.0, limits: Mapping[tuple[str, s
         limits: for a setting and form, what gives attention at (r, level) in the limit that Adam has.
     """
     found = families(frame)
-    took = [f"Training of {plural(len(set(frame['name'])), 'arm')} took {seconds / 60:.0f} minutes."] if seconds else []
+    took = (
+        [f"Training of {plural(len(set(frame['name'])), 'arm')} took {plural(round(seconds / 60), 'minute')}."]
+        if seconds
+        else []
+    )
     parts = [
         "# Interventions beside the learning-rate ratio",
         verdict(frame, found),

@@ -78,6 +78,11 @@ class PostsArm(Arm):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("epochs", self.epochs)
+        if self.posts is not None:
+            check_count("posts", self.posts, do="for all of them write None")
+        check_positive("embed", self.embed, zero=True, most=1e6)
+        # What its runs cannot have is refused here, before any post is read.
+        _without(self)
         if self.max_steps % self.epochs:
             raise InputError(f"max_steps must be a multiple of epochs, got {self.max_steps} and {self.epochs}")
 
@@ -100,9 +105,9 @@ class ApartArm(PostsArm):
     decay: float = DECAY
 
     def __post_init__(self) -> None:
+        check_positive("rate", self.rate, most=1.0)
+        check_positive("decay", self.decay, zero=True, most=1e6)
         super().__post_init__()
-        check_positive("rate", self.rate)
-        check_positive("decay", self.decay, zero=True)
 
     @property
     def others(self) -> tuple[float, float]:

@@ -60,8 +60,9 @@ def arms_frame(records: Sequence[Record], exact: Mapping[str, Exact] | None = No
     """One row for each arm and level.
 
     Columns: setting, form, family, label, name, r, level, ranked (whether settings are compared at this level), plain, kind
-    (the plain arm's optimizer), own_rate (whether eta_ov, the optimizer or, beside the ratio, r is another than the plain
-    arm's, so that updates do not compare), seeds, reached and diverged (runs), judged (whether all seeds, and enough, compare);
+    (the plain arm's optimizer, "" where there is none), own_rate (whether eta_ov, the optimizer or, beside the ratio, r is
+    another than the plain arm's, so that updates do not compare), seeds, reached and diverged (runs), judged (whether all
+    seeds, and enough, compare);
     attention and its 95% interval; change of attention beside the plain arm, paired by seed; beside_fast, that of schedules
     beside the arm of their fastest ratio; steps, and steps_ratio beside the plain arm; accuracy and accuracy_change; entropy
     and auprc (NaN where no run tells them); r_eq, the constant ratio with as much attention, and price, steps beside those of
@@ -79,7 +80,6 @@ def arms_frame(records: Sequence[Record], exact: Mapping[str, Exact] | None = No
         if is_plain(arm):
             plain[place] = record
             kinds[place] = arm["optimizer"]
-        kinds.setdefault(place, arm["optimizer"])
         if arm["family"] == RATIO:
             ratios[*place, arm["r"]] = record
     rows = []
@@ -87,7 +87,8 @@ def arms_frame(records: Sequence[Record], exact: Mapping[str, Exact] | None = No
         place = where(record["arm"])
         fast = ratios.get((*place, _fastest(record["arm"]))) if record["arm"]["family"] in SCHEDULES else None
         rows += [
-            _row(record, level, plain.get(place), fast) | {"kind": kinds[place]} for level in record["arm"]["levels"]
+            _row(record, level, plain.get(place), fast) | {"kind": kinds.get(place, "")}
+            for level in record["arm"]["levels"]
         ]
     frame = pd.DataFrame(rows)
     frame["r_eq"], frame["price"] = _equivalents(frame, exact or {})

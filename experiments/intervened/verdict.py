@@ -28,8 +28,8 @@ def verdict(frame: Frame, found: Frame) -> str:
     """
     if found.empty or not np.isfinite(found["change"]).any():
         return (
-            "**No run of an intervention can be compared with a plain one**: either the plain runs or all others have "
-            "diverged or reached no loss at which they are read. Lower the rates, or train the arms that are missing."
+            "**No run of an intervention can be compared with a plain one**: either the plain runs or all others are missing, "
+            "have diverged or reached no loss at which they are read. Train the arms that are missing, or lower the rates."
         )
     kinds = [kind for kind in KINDS if (frame["kind"] == kind).any()]
     return " ".join(_sentence(kind, frame[frame["kind"] == kind], found[found["kind"] == kind]) for kind in kinds)
@@ -143,6 +143,9 @@ def unknown(found: Frame) -> list[str]:
     """Families that are left out of the counts, with why: a line for each optimizer."""
     said = []
     for kind, own in found.groupby("kind", sort=False) if len(found) else ():
+        if kind not in KINDS:
+            said.append(f"Not counted: {listed(places(own))}, whose plain arm is missing.")
+            continue
         rows = own[~own["family"].map(is_ratio)]
         names = []
         for name in dict.fromkeys(rows["family"]):

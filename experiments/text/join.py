@@ -5,6 +5,7 @@ they took; whatever is wrong is said before anything is written.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from experiments.records import Record, RecordPlace, warn_of_replaced
 from experiments.text.arms import Protocol
 from experiments.text.recipe import check_seeds
 from qkdyn.errors import ConflictError, InputError, OutputError
+from qkdyn.files import refusals
 from qkdyn.train.store import differences
 
 Part = tuple[Path, Record]
@@ -35,7 +37,9 @@ def refuse_beside(options: Any) -> None:
             said = "--" + name.replace("_", "-")
             raise InputError(f"--join puts finished runs together and takes no {said}; leave out one of the two")
     for folder in options.join:
-        if folder.resolve() == options.folder.resolve():
+        # A link to the records is the folder too.
+        own, theirs = ([os.path.realpath(path) for path in (x, x / "arms")] for x in (options.folder, folder))
+        if own[0] == theirs[0] or own[1] == theirs[1]:
             raise InputError(f"--join {folder}: the results go to this very folder; take another --out")
 
 
@@ -86,7 +90,9 @@ def gathered(
 
 def _seeds(folder: Path, own: Sequence[RecordPlace]) -> tuple[int, ...]:
     """The seeds of a folder by its first record; those of the others must be the same, which is seen when they are read."""
-    if not folder.is_dir():
+    with refusals(folder):
+        is_folder = folder.is_dir()
+    if not is_folder:
         raise OutputError(f"--join {folder}: there is no such folder")
     there = [replace(place, do=DO) for place in own if place.path.exists()]
     if not there:

@@ -1,5 +1,6 @@
 """Seeds that were trained apart, put together by --join: as if trained at once, or refused before anything is written."""
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -160,10 +161,20 @@ def test_sentences_are_joined_with_their_baselines(tmp_path, monkeypatch):
 # Refused before any work.
 
 
+def test_a_folder_that_links_to_itself_or_to_the_records_of_a_source_is_refused(copied, tmp_path, capsys):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "arms").symlink_to(tmp_path / "a" / "arms")
+    for target, asked, told in (("d", ["--join", "a", "loop"], "no such folder"), ("c", JOIN, "to this very folder")):
+        assert main_guard(functools.partial(run, target, *asked, "--fresh")) == 2
+        assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, told",
     [
         (["--join", "a", "gone"], "--join gone: there is no such folder"),
+        (["--join", "a", "b" * 300], "File name too long"),
         (["--join", "a", "a/arms"], "--join a/arms: it has no finished arm of those that are put together"),
         (["--join", "a", "b", "c/../c"], "the results go to this very folder; take another --out"),
         (["--join", "a", "b", "a"], "a and a both have seed 1"),
