@@ -240,7 +240,7 @@ def test_recipes_of_posts_are_what_they_were(folder):
         ({"split": "published"}, "split hash"),
         ({"stream": 1.5}, "stream must be True or False"),
         ({"outputs": 1}, "outputs must be an integer >= 2"),
-        ({"optimizer": "sgd"}, "momentum must be between 0 and 1"),
+        ({"optimizer": "sgd", "momentum": 1.0}, "momentum must be at least 0 and below 1"),
         ({"momentum": 0.9}, "momentum must be 0 under adamw"),
         ({"clip": 0.0}, "clip must be a finite number > 0"),
         ({"edges": (0.0, 0.5, 0.1, 1.1)}, "edges must be four rising numbers"),

@@ -155,7 +155,7 @@ def test_a_job_that_no_engine_trains_is_refused():
         ({"optimizer": "lion"}, "optimizer must be one of adamw, sgd"),
         ({"clip": None, "stale": True}, "stale must be False without clipping"),
         ({"clip": 0.0}, "clip"),
-        ({"optimizer": "sgd"}, "momentum"),
+        ({"optimizer": "sgd", "momentum": 1.0}, "momentum must be at least 0 and below 1, got 1"),
     ):
         with pytest.raises(InputError, match=said):
             TextJob(config_of(), **{**JOB, **wrong})
