@@ -78,7 +78,7 @@ def _posts(case: Case) -> Case:
     if own["optimizer"] == "adam":
         label = case["label"].replace("Adam", "AdamW").split(", rate")[0]
         return own | {"optimizer": "adamw", "label": f"{label}, rate {case['eta_ov']:g}"}
-    if case["family"] == "momentum" and "both" not in case["short"]:
+    if case["family"] == "momentum" and not (case["on"].qk.momentum and case["on"].ov.momentum):
         # At the whole rate: a tenth of it for the other circuit would leave that behind embeddings and head.
         own |= {"eta_ov": RATE, "label": f"{case['label']}, rates as they are"}
     return {"rate": RATE, "decay": 0.0} | own
